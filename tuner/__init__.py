@@ -1,0 +1,1 @@
+"""tuner: the best parallelism configuration for training a large language model, and how sure it is."""

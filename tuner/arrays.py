@@ -1,0 +1,38 @@
+"""Columns, and the leaves of an estimate.
+
+A formula of the cost model is written once and evaluated over columns: a column is a Python number or a NumPy array that
+broadcasts with the other columns of the same plan (an open grid gives axis i the shape (1, .., n_i, .., 1)).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeAlias
+
+# NumPy's typing has no name for "an int, or an int64 array broadcastable with its siblings"; these two say it to a reader.
+Ints: TypeAlias = Any
+Floats: TypeAlias = Any
+Bools: TypeAlias = Any
+
+
+def ceil_div(a: Ints, b: Ints) -> Ints:
+    """Return a / b rounded up, for ints and int arrays alike."""
+    return -(-a // b)
+
+
+def term(unit: str, what: str, ref: str) -> Any:
+    """Declare a leaf of an estimate: its unit ("s" or "B"), what it is in words, and where its formula comes from."""
+    return dataclasses.field(metadata={"unit": unit, "what": what, "ref": ref})
+
+
+def leaves(of: Any) -> dict[str, Any]:
+    """Return {name: value} of the fields of `of` that were declared with `term`, in order."""
+    return {f.name: getattr(of, f.name) for f in dataclasses.fields(of) if "ref" in f.metadata}
+
+
+def total(of: Any) -> Floats:
+    """Return the sum of the leaves of `of`, left to right (the order is part of the result's last bit)."""
+    result: Floats = 0.0
+    for value in leaves(of).values():
+        result = result + value
+    return result

@@ -1,0 +1,113 @@
+"""What is trained, on what, and with which software: everything a plan does not choose."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tuner.cluster import Cluster, Sourced
+from tuner.model import Model
+from tuner.spec import Name, Spec
+from tuner.units import Count, Tokens
+
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
+Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4"]
+AttentionKernel = Literal["flash", "unfused"]
+Task = Literal["pretrain", "sft", "lora"]
+
+
+class Defaults(Spec):
+    """What a framework does with a knob that nobody set, each with its source. Texts are those of plan_text.py."""
+
+    recompute: Sourced[str]
+    vpp: Sourced[int]
+    zero: Sourced[int]
+    sequence_parallel: Sourced[bool]
+    attention: Sourced[AttentionKernel]
+    tp_overlap: Sourced[bool]
+    dp_overlap: Sourced[bool]
+    ep_overlap: Sourced[bool]
+    cuda_graphs: Sourced[bool]
+    pipeline_layout: Sourced[str]
+
+
+class Framework(Spec):
+    """A training framework: its defaults, the rules it enforces, and what it keeps in memory.
+
+    rules: names of the rule families it enforces (see cost_model/rules.py); param_bytes, grad_bytes, optimizer_bytes: bytes
+    a parameter for the weights, the gradients and the optimizer state (fp32 master weights included) in mixed precision;
+    grad_shard_zero: the ZeRO stage from which it shards gradients; padded_vocab: the vocabulary is padded to a multiple of
+    this times tp (1: not padded).
+    """
+
+    name: Name
+    aliases: tuple[Name, ...] = ()
+    rules: tuple[Name, ...]
+    defaults: Defaults
+    param_bytes: Sourced[int]
+    grad_bytes: Sourced[int]
+    optimizer_bytes: Sourced[int]
+    grad_shard_zero: Sourced[int]
+    padded_vocab: Sourced[int]
+    resharded_after_forward: Sourced[bool]
+    fused_optimizer: Sourced[bool]
+
+
+class RampUp(Spec):
+    """Batch ramp-up as Megatron-LM spells it: from `start` sequences by `increment` over `samples` sequences."""
+
+    start: Count
+    increment: Count
+    samples: Count
+
+
+class Job(Spec):
+    """A training job. seq_len in tokens, global_batch in sequences (both pinned: a tuner that changes them answers
+    another question), tokens: the budget of the whole run, lora_rank for task lora."""
+
+    model: Model
+    cluster: Cluster
+    framework: Framework
+    release: str = ""
+    seq_len: Annotated[Count, Field(le=100_000_000)]
+    global_batch: Annotated[Count, Field(le=100_000_000)]
+    precision: Precision = "bf16"
+    attention: AttentionKernel = "flash"
+    task: Task = "pretrain"
+    lora_rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    tokens: Tokens | None = None
+    ramp_up: RampUp | None = None
+
+    @model_validator(mode="after")
+    def _precision_exists(self) -> Self:
+        gpu = self.cluster.gpu
+        if not any(name in gpu.peak for name in PEAK_OF[self.precision]):
+            raise ValueError(f"{gpu.name} has no {self.precision}: it has {', '.join(gpu.peak)}")
+        if self.model.positions == "learned" and self.model.max_positions and self.seq_len > self.model.max_positions:
+            raise ValueError(f"seq_len = {self.seq_len} exceeds the model's {self.model.max_positions} learned positions")
+        return self
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators in the job."""
+        return self.cluster.gpus
+
+
+# The peak a precision's matrix products run against, best first: a card without that unit has no such precision.
+PEAK_OF: dict[str, tuple[str, ...]] = {
+    "bf16": ("bf16",),
+    "fp16": ("fp16", "bf16"),
+    "fp32": ("tf32", "fp32"),
+    "fp8": ("fp8",),
+    "fp8-blockwise": ("fp8",),
+    "fp8-rowwise": ("fp8",),
+    "mxfp8": ("fp8",),
+    "nvfp4": ("fp4",),
+}
+
+
+def peak_flops(job: Job) -> float:
+    """Return the dense peak FLOP/s of the job's precision on its accelerator."""
+    peaks = job.cluster.gpu.peak
+    return next(peaks[name].value for name in PEAK_OF[job.precision] if name in peaks)

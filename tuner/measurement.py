@@ -1,0 +1,29 @@
+"""A plan that really ran: what was measured, by whom, on what. Our own trials and published rows are the same type."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tuner.job import Job
+from tuner.plan import Plan
+from tuner.spec import Name, Spec
+
+Outcome = Literal["ok", "oom", "failed"]
+
+
+class Measurement(Spec):
+    """step_s: seconds a step (median); memory_bytes: peak of the fullest rank; assumed: knobs the source did not state and
+    that took the framework's default; None where not measured."""
+
+    model_config = Spec.model_config | {"arbitrary_types_allowed": True}
+
+    id: Name
+    job: Job
+    plan: Plan
+    step_s: float | None = None
+    memory_bytes: float | None = None
+    outcome: Outcome = "ok"
+    superseded: bool = False
+    assumed: tuple[str, ...] = ()
+    source: str = ""
+    series: dict[str, Any] = {}

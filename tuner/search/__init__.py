@@ -1,0 +1,1 @@
+"""Finding the best plans: the exact sweep, Optuna studies, the ranking."""
