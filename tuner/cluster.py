@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -44,7 +45,8 @@ class Gpu(Spec):
 
 class Domain(Spec):
     """A level of the network, from inner to outer: `size` GPUs (None: the whole cluster) reach each other at `bandwidth`
-    bytes/s a GPU in one direction, with `latency` seconds."""
+    bytes/s a GPU in one direction, with `latency` seconds.
+    """
 
     name: Name
     size: Count | None
@@ -71,7 +73,7 @@ class Cluster(Spec):
         if sizes[-1] is not None and sizes[-1] < self.gpus:
             raise ValueError(f"the outermost domain has {sizes[-1]} GPUs but the cluster {self.gpus}: add a domain with size null")
         inner = [size for size in sizes if size is not None]
-        if any(b % a or b <= a for a, b in zip(inner, inner[1:], strict=False)):
+        if any(b % a or b <= a for a, b in pairwise(inner)):
             raise ValueError(f"domain sizes {inner} must grow, each a multiple of the one inside it")
         return self
 

@@ -64,7 +64,8 @@ class RampUp(Spec):
 
 class Job(Spec):
     """A training job. seq_len in tokens, global_batch in sequences (both pinned: a tuner that changes them answers
-    another question), tokens: the budget of the whole run, lora_rank for task lora."""
+    another question), tokens: the budget of the whole run, lora_rank for task lora.
+    """
 
     model: Model
     cluster: Cluster

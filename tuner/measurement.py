@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from tuner.job import Job
 from tuner.plan import Plan
@@ -13,7 +15,8 @@ Outcome = Literal["ok", "oom", "failed"]
 
 class Measurement(Spec):
     """step_s: seconds a step (median); memory_bytes: peak of the fullest rank; assumed: knobs the source did not state and
-    that took the framework's default; None where not measured."""
+    that took the framework's default; None where not measured.
+    """
 
     model_config = Spec.model_config | {"arbitrary_types_allowed": True}
 
@@ -26,4 +29,4 @@ class Measurement(Spec):
     superseded: bool = False
     assumed: tuple[str, ...] = ()
     source: str = ""
-    series: dict[str, Any] = {}
+    series: Annotated[dict[str, Any], Field(default_factory=dict)]

@@ -12,7 +12,10 @@ from tuner.units import Count, CountOrZero
 
 
 class Mla(Spec):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): ranks and head sizes in elements; q_lora_rank 0: no query compression."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): ranks and head sizes in elements.
+
+    q_lora_rank 0: no query compression.
+    """
 
     q_lora_rank: CountOrZero = 0
     kv_lora_rank: Count

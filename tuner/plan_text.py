@@ -92,7 +92,7 @@ _DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
 _FLAGS = ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 _SPELLINGS = {"mb": "micro_batch", "mbs": "micro_batch", "sp": "sequence_parallel", "zero_stage": "zero"}
 _PARSERS: dict[str, Callable[[Any], dict[str, int]]] = (
-    {name: (lambda v, name=name: {name: _integer(v, at_least=1)}) for name in _DEGREES}  # type: ignore[misc]
+    {name: (lambda v, name=name: {name: _integer(v, at_least=1)}) for name in _DEGREES}
     | {name: (lambda v, name=name: {name: _flag(v)}) for name in _FLAGS}
     | {
         "zero": lambda v: {"zero": _zero(v)},
@@ -140,10 +140,8 @@ def split_knobs(text: str, where: str) -> dict[str, str]:
 
 def plan_record(plan: Plan, gpus: int) -> dict[str, Any]:
     """Return a single plan as a JSON-ready record with words for codes and the derived dp and edp."""
-    spelled = {
-        name: {code: text for text, code in codes.items()}
-        for name, codes in (("schedule", SCHEDULES), ("offload", OFFLOADS), ("cp_kind", CP_KINDS))
-    }
+    enums = (("schedule", SCHEDULES), ("offload", OFFLOADS), ("cp_kind", CP_KINDS))
+    spelled = {name: {code: text for text, code in codes.items()} for name, codes in enums}
     record: dict[str, Any] = {}
     for field in dataclasses.fields(plan):
         value = getattr(plan, field.name)
