@@ -18,7 +18,10 @@ Task = Literal["pretrain", "sft", "lora"]
 
 
 class Defaults(Spec):
-    """What a framework does with a knob that nobody set, each with its source. Texts are those of plan_text.py."""
+    """What a framework does with a knob that nobody set, each with its source. Texts are those of plan_text.py.
+
+    precision None: the best 16-bit type of the accelerator.
+    """
 
     recompute: Sourced[str]
     vpp: Sourced[int]
@@ -30,6 +33,7 @@ class Defaults(Spec):
     ep_overlap: Sourced[bool]
     cuda_graphs: Sourced[bool]
     pipeline_layout: Sourced[str]
+    precision: Sourced[Precision] | None = None
 
 
 class Framework(Spec):
@@ -39,6 +43,10 @@ class Framework(Spec):
     a parameter for the weights, the gradients and the optimizer state (fp32 master weights included) in mixed precision;
     grad_shard_zero: the ZeRO stage from which it shards gradients; padded_vocab: the vocabulary is padded to a multiple of
     this times tp (1: not padded).
+
+    reduce_bytes: bytes a parameter that gradients take on the wire (None: grad_bytes); gather_bytes: bytes a parameter when
+    sharded weights are gathered for compute (None: param_bytes); pipeline_balance: what it equalises when it deals layers to
+    stages on its own: the number of layers (None as well), their compute cost with the logits, or parameters.
     """
 
     name: Name
@@ -52,6 +60,9 @@ class Framework(Spec):
     padded_vocab: Sourced[int]
     resharded_after_forward: Sourced[bool]
     fused_optimizer: Sourced[bool]
+    reduce_bytes: Sourced[int] | None = None
+    gather_bytes: Sourced[int] | None = None
+    pipeline_balance: Sourced[Literal["layers", "cost", "parameters"]] | None = None
 
 
 class RampUp(Spec):
