@@ -55,8 +55,10 @@ class LayerKind(NamedTuple):
 class Model(Spec):
     """A decoder-only transformer.
 
-    hidden, ffn_hidden, head_dim in elements; layers does not count MTP layers. `biases` are those of the linear layers
-    (GPT), `qkv_bias` alone is Qwen2's. `positions` learned adds max_positions x hidden parameters.
+    hidden, ffn_hidden, head_dim in elements; layers does not count MTP layers. `biases` are those of all linear layers
+    (GPT), `qkv_bias` alone is Qwen2's, `output_bias` is that of the attention's output projection (GPT-OSS has both).
+    `qk_norm` normalises queries and keys, each head by itself (Qwen3) or, with `qk_norm_whole`, all heads together (OLMo 2).
+    `embedding_norm` is BLOOM's norm behind the embedding. `positions` learned adds max_positions x hidden parameters.
     """
 
     name: Name
@@ -72,9 +74,13 @@ class Model(Spec):
     norm: Literal["rms", "layer"] = "rms"
     norms_per_layer: Annotated[int, Field(ge=1, le=6, strict=True)] = 2
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    embedding_norm: bool = False
     biases: bool = False
     qkv_bias: bool = False
+    output_bias: bool = False
     attention_sinks: bool = False
+    dropout: bool = False
     positions: Literal["rotary", "learned", "alibi", "none"] = "rotary"
     max_positions: CountOrZero = 0
     mla: Mla | None = None
@@ -82,6 +88,7 @@ class Model(Spec):
     sliding_window: SlidingWindow | None = None
     mtp_layers: Annotated[int, Field(ge=0, le=8, strict=True)] = 0
     source: str = ""
+    aliases: tuple[Name, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 _SI = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -38,25 +37,36 @@ _EXAMPLE = {
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*")
 
 
-def parse_quantity(text: object, *, dimension: str) -> float:
+def parse_quantity(text: object, *, dimension: str, units: bool = False) -> float:
     """Return `text` in SI units of `dimension` (a key of the table above).
 
-    Raises ValueError naming an example when the unit is missing or foreign. A float or int passes unchanged: inside the
-    program numbers are SI already (YAML files are read with `load`, which refuses bare numbers for quantities).
+    Raises ValueError naming an example when the unit is missing or foreign. A float or int passes unchanged, because inside the
+    program numbers are SI already, unless `units` are asked for, as in a file that a person writes.
     """
-    if isinstance(text, (int, float)) and not isinstance(text, bool):
-        return float(text)
+    bare = "" in _DIMENSIONS[dimension] or not units
+    if isinstance(text, (int, float)) and not isinstance(text, bool) and bare:
+        return _finite(text)
     match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) < 64 else None
     if match is None or match[2] not in _DIMENSIONS[dimension]:
         raise ValueError(f"must be {dimension} with a unit, like {_EXAMPLE[dimension]}")
-    value = float(match[1]) * _DIMENSIONS[dimension][match[2]]
-    if not math.isfinite(value):
+    return _finite(float(match[1]) * _DIMENSIONS[dimension][match[2]])
+
+
+def _finite(value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError("must be finite")
-    return value
+    return number
 
 
 def _quantity(dimension: str) -> BeforeValidator:
-    return BeforeValidator(partial(parse_quantity, dimension=dimension))
+    def check(value: object, info: ValidationInfo) -> float:
+        return parse_quantity(value, dimension=dimension, units=bool(info.context and info.context.get("units")))
+
+    return BeforeValidator(check)
 
 
 _positive = Field(gt=0, le=1e30, allow_inf_nan=False)

@@ -1,0 +1,325 @@
+"""Strict reading of the files that people write: YAML and JSON in, plain values or a validated Spec out.
+
+Reading never runs what a file says: scalars become text, numbers, booleans or null and nothing else. Every problem is a SpecError
+with file, line, dotted path, value and rule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tuner.errors import Problem, SpecError, nearest, one_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tuner.spec import Spec
+
+    S = TypeVar("S", bound=Spec)
+
+MAX_BYTES = 4 * 2**20  # the largest real config.json has 60 kB
+_MAX_DEPTH = 50
+_MAX_VALUES = 200_000  # with aliases expanded: ten lines of aliases can mean 10^9 values
+
+_NULLS = {"", "~", "null", "Null", "NULL"}
+_YES, _NO = ("true", "yes", "on"), ("false", "no", "off")
+_BOOLS = {form: word in _YES for word in _YES + _NO for form in (word, word.title(), word.upper())}
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9_]{0,29})")
+_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF|nan|NaN|NAN)")
+
+
+def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+    """Return the text of a file of at most `limit` bytes; never reads more than that, whatever the file's size."""
+    where = str(path)
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise one_problem(where, "", "", "is a folder; a file is needed")
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+            raise one_problem(where, "", "", "is a device or a socket; a file is needed")
+        if status.st_size > limit:
+            raise one_problem(where, "", f"{status.st_size} bytes", f"must have at most {limit} bytes")
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise one_problem(where, "", "", "no such file", _neighbour(path)) from None
+    except (OSError, ValueError) as error:
+        raise one_problem(where[:200], "", "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > limit:
+        raise one_problem(where, "", "", f"must have at most {limit} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise one_problem(where, "", "", f"is not UTF-8 text (byte {error.start})") from None
+    if "\0" in text:
+        raise one_problem(where, "", "", "is a binary file")
+    if not text.strip():
+        raise one_problem(where, "", "", "is empty")
+    return text
+
+
+def load_yaml(path: Path) -> Any:
+    """Return the content of a YAML file (or a JSON file, by its suffix) as dicts, lists, text, numbers, booleans and None."""
+    text = read_text(path)
+    return parse_json(text, str(path)) if path.suffix.lower() == ".json" else parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the value of a YAML text with one document. Tags, duplicate keys, NaN and infinity are refused."""
+    reader = _YamlReader(text, where)
+    try:
+        value = reader.document()
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise one_problem(where + line, "", "", f"is not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise one_problem(where, "", "", f"is not YAML: {str(error).splitlines()[0]}") from None
+    if reader.problems:
+        raise SpecError(reader.problems)
+    if value is None:
+        raise one_problem(where, "", "", "is empty")
+    return value
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Return the value of a JSON text. Duplicate keys, NaN and infinity are refused."""
+    problems: list[Problem] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in items:
+            if key in found:
+                problems.append(Problem(where=where, path=key[:80], value="", rule="stands twice"))
+            found[key] = value
+        return found
+
+    def number(word: str) -> float:
+        value = float(word)
+        if not math.isfinite(value):
+            problems.append(Problem(where=where, path="", value=word[:40], rule="must be finite"))
+        return value
+
+    try:
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=number, parse_float=number, parse_int=_json_int)
+    except RecursionError:
+        raise one_problem(where, "", "", f"is nested deeper than {_MAX_DEPTH}") from None
+    except json.JSONDecodeError as error:
+        raise one_problem(f"{where}:{error.lineno}", "", "", f"is not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise one_problem(where, "", "", f"is not JSON: {error}") from None
+    if _depth_exceeds(value, _MAX_DEPTH):
+        raise one_problem(where, "", "", f"is nested deeper than {_MAX_DEPTH}")
+    if problems:
+        raise SpecError(problems)
+    return value
+
+
+def load_spec(kind: type[S], data: Any, where: str, *, units: bool = True) -> S:
+    """Return `data` validated as `kind`, or raise a SpecError that lists all its problems.
+
+    units: a quantity must be a string with its unit, as in a file that a person writes; False for JSON that this program
+    wrote, where numbers are SI.
+    """
+    if not isinstance(data, dict):
+        raise one_problem(where, "", data, f"must be a mapping with the keys of a {kind.__name__}", _known_keys(kind))
+    try:
+        return kind.model_validate(data, context={"units": units})
+    except ValidationError as error:
+        raise SpecError([_problem(kind, data, item, where) for item in error.errors(include_url=False)]) from None
+
+
+def load_file(kind: type[S], path: Path) -> S:
+    """Return the Spec of `kind` in a YAML or JSON file."""
+    return load_spec(kind, load_yaml(path), str(path))
+
+
+def _neighbour(path: Path) -> str:
+    try:
+        return nearest(path.name, [p.name for p in list(path.parent.iterdir())[:2000]]) if path.parent.is_dir() else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _json_int(word: str) -> int:
+    if len(word) > 30:
+        raise ValueError(f"a number of {len(word)} digits")
+    return int(word)
+
+
+def _depth_exceeds(value: Any, depth: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_depth_exceeds(child, depth - 1) for child in children)
+
+
+class _YamlReader:
+    """One pass over the events of a YAML parser, which builds plain values and counts them with aliases expanded."""
+
+    def __init__(self, text: str, where: str) -> None:
+        self.parser: Any = (yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)(text)
+        self.where = where
+        self.problems: list[Problem] = []
+        self.anchors: dict[str, tuple[Any, int]] = {}
+        self.values = 0
+
+    def document(self) -> Any:
+        self._next(), self._next()  # stream start, document start
+        if self.parser.check_event(yaml.StreamEndEvent):
+            return None
+        value = self._value(self._next(), "", 0)
+        self._next()
+        if not self.parser.check_event(yaml.StreamEndEvent):
+            raise one_problem(self.where, "", "", "must hold one YAML document (there is a second behind '---')")
+        return value
+
+    def _next(self) -> Any:
+        return self.parser.get_event() if not self.parser.check_event(yaml.StreamEndEvent) else None
+
+    def _add(self, event: Any, path: str, value: str, rule: str) -> None:
+        where = f"{self.where}:{event.start_mark.line + 1}"
+        self.problems.append(Problem(where=where, path=path, value=value[:80], rule=rule))
+
+    def _stop(self, event: Any, path: str, rule: str) -> SpecError:
+        self._add(event, path, "", rule)
+        return SpecError(self.problems)
+
+    def _count(self, event: Any, path: str, count: int) -> None:
+        self.values += count
+        if self.values > _MAX_VALUES:
+            raise self._stop(event, path, f"holds more than {_MAX_VALUES} values once its aliases are expanded")
+
+    def _value(self, event: Any, path: str, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise self._stop(event, path, f"is nested deeper than {_MAX_DEPTH}")
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self.anchors:
+                raise self._stop(event, path, f"alias *{event.anchor} has no anchor before it")
+            value, size = self.anchors[event.anchor]
+            self._count(event, path, size)
+            return value
+        before = self.values
+        self._count(event, path, 1)
+        if event.tag is not None and event.tag != "!":
+            self._add(event, path, event.tag, "tags are not allowed: write the plain value")
+        if isinstance(event, yaml.MappingStartEvent):
+            value = self._mapping(path, depth)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            value = [self._value(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(self._items(yaml.SequenceEndEvent))]
+        else:
+            value = self._scalar(event, path)
+        if event.anchor:
+            self.anchors[event.anchor] = value, self.values - before
+        return value
+
+    def _items(self, end: type) -> Iterator[Any]:
+        while not isinstance(event := self.parser.get_event(), end):
+            yield event
+
+    def _mapping(self, path: str, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for event in self._items(yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._stop(event, path, "a key must be plain text")
+            key, inner = event.value, f"{path}.{event.value}" if path else event.value
+            if key in found:
+                self._add(event, inner, "", "stands twice")
+            value = self._value(self.parser.get_event(), inner, depth + 1)
+            if key == "<<" and event.implicit[0]:
+                for base in reversed(value if isinstance(value, list) else [value]):
+                    if not isinstance(base, dict):
+                        raise self._stop(event, inner, "must name a mapping")
+                    merged |= base
+            else:
+                found[key] = value
+        return merged | found
+
+    def _scalar(self, event: Any, path: str) -> Any:
+        text = event.value
+        if not event.implicit[0]:
+            return text
+        if text in _NULLS:
+            return None
+        if text in _BOOLS:
+            return _BOOLS[text]
+        if _INT.fullmatch(text):
+            return int(text.replace("_", ""))
+        if _NOT_FINITE.fullmatch(text):
+            self._add(event, path, text, "must be a finite number")
+        elif _FLOAT.fullmatch(text) and len(text) < 400 and not _leading_zero(text):
+            value = float(text.replace("_", ""))
+            if not math.isfinite(value):
+                self._add(event, path, text, "must be a finite number")
+            return value
+        return text
+
+
+def _leading_zero(text: str) -> bool:
+    """Whether a whole number starts with 0: octal for some readers and decimal for others, so it stays text."""
+    return text.lstrip("+-").isdigit()
+
+
+_PLAIN = {
+    "missing": "is missing",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "finite_number": "must be finite",
+}
+
+
+def _problem(kind: type[BaseModel], data: dict[str, Any], item: Any, where: str) -> Problem:
+    location: tuple[int | str, ...] = item["loc"]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]").lstrip(".")
+    if item["type"] == "extra_forbidden":
+        hint = nearest(str(location[-1]), _fields(kind, location[:-1]))
+        return Problem(where=where, path=path[:200], value="", rule="unknown key", hint=hint)
+    rule = _PLAIN.get(item["type"]) or str(item["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    value = item["input"]
+    hint = nearest(value, _choices(item)) if isinstance(value, str) and item["type"] == "literal_error" else ""
+    return Problem(where=where, path=path[:200], value="" if item["type"] == "missing" else _short(value, data), rule=rule, hint=hint)
+
+
+def _short(value: Any, data: dict[str, Any]) -> str:
+    if value is data or isinstance(value, (dict, BaseModel)):
+        return ""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _choices(item: Any) -> list[str]:
+    return re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
+
+
+def _known_keys(kind: type[BaseModel]) -> str:
+    return "known: " + ", ".join(kind.model_fields)
+
+
+def _fields(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Return the field names of the model that stands at `location` inside `kind`."""
+    models = [kind]
+    for part in location:
+        inner = [m for model in models if part in model.model_fields for m in _models_in(model.model_fields[str(part)].annotation)]
+        models = inner or models
+    return [name for model in models for name in model.model_fields]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
