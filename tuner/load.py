@@ -43,27 +43,27 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise one_problem(where, "", "", "is a folder; a file is needed")
+            raise _refusal(where, "is a folder; a file is needed")
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
-            raise one_problem(where, "", "", "is a device or a socket; a file is needed")
+            raise _refusal(where, "is a device or a socket; a file is needed")
         if status.st_size > limit:
-            raise one_problem(where, "", f"{status.st_size} bytes", f"must have at most {limit} bytes")
+            raise _refusal(where, f"has {status.st_size} bytes; at most {limit} are read")
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except FileNotFoundError:
-        raise one_problem(where, "", "", "no such file", _neighbour(path)) from None
+        raise _refusal(where, "no such file", _neighbour(path)) from None
     except (OSError, ValueError) as error:
-        raise one_problem(where[:200], "", "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise _refusal(where[:200], f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > limit:
-        raise one_problem(where, "", "", f"must have at most {limit} bytes")
+        raise _refusal(where, f"must have at most {limit} bytes")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise one_problem(where, "", "", f"is not UTF-8 text (byte {error.start})") from None
+        raise _refusal(where, f"is not UTF-8 text (byte {error.start})") from None
     if "\0" in text:
-        raise one_problem(where, "", "", "is a binary file")
+        raise _refusal(where, "is a binary file")
     if not text.strip():
-        raise one_problem(where, "", "", "is empty")
+        raise _refusal(where, "is empty")
     return text
 
 
@@ -80,13 +80,13 @@ def parse_yaml(text: str, where: str) -> Any:
         value = reader.document()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise one_problem(where + line, "", "", f"is not YAML: {error.problem or error.context}") from None
+        raise _refusal(where + line, f"is not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise one_problem(where, "", "", f"is not YAML: {str(error).splitlines()[0]}") from None
+        raise _refusal(where, f"is not YAML: {str(error).splitlines()[0]}") from None
     if reader.problems:
         raise SpecError(reader.problems)
     if value is None:
-        raise one_problem(where, "", "", "is empty")
+        raise _refusal(where, "is empty")
     return value
 
 
@@ -111,13 +111,13 @@ def parse_json(text: str, where: str) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=pairs, parse_constant=number, parse_float=number, parse_int=_json_int)
     except RecursionError:
-        raise one_problem(where, "", "", f"is nested deeper than {_MAX_DEPTH}") from None
+        raise _refusal(where, f"is nested deeper than {_MAX_DEPTH}") from None
     except json.JSONDecodeError as error:
-        raise one_problem(f"{where}:{error.lineno}", "", "", f"is not JSON: {error.msg}") from None
+        raise _refusal(f"{where}:{error.lineno}", f"is not JSON: {error.msg}") from None
     except ValueError as error:
-        raise one_problem(where, "", "", f"is not JSON: {error}") from None
+        raise _refusal(where, f"is not JSON: {error}") from None
     if _depth_exceeds(value, _MAX_DEPTH):
-        raise one_problem(where, "", "", f"is nested deeper than {_MAX_DEPTH}")
+        raise _refusal(where, f"is nested deeper than {_MAX_DEPTH}")
     if problems:
         raise SpecError(problems)
     return value
@@ -140,6 +140,10 @@ def load_spec(kind: type[S], data: Any, where: str, *, units: bool = True) -> S:
 def load_file(kind: type[S], path: Path) -> S:
     """Return the Spec of `kind` in a YAML or JSON file."""
     return load_spec(kind, load_yaml(path), str(path))
+
+
+def _refusal(where: str, rule: str, hint: str = "") -> SpecError:
+    return SpecError([Problem(where=where, path="", value="", rule=rule, hint=hint)])
 
 
 def _neighbour(path: Path) -> str:
@@ -179,7 +183,7 @@ class _YamlReader:
         value = self._value(self._next(), "", 0)
         self._next()
         if not self.parser.check_event(yaml.StreamEndEvent):
-            raise one_problem(self.where, "", "", "must hold one YAML document (there is a second behind '---')")
+            raise _refusal(self.where, "must hold one YAML document (there is a second behind '---')")
         return value
 
     def _next(self) -> Any:

@@ -56,7 +56,8 @@ class Model(Spec):
     """A decoder-only transformer.
 
     hidden, ffn_hidden, head_dim in elements; layers does not count MTP layers. `biases` are those of all linear layers
-    (GPT), `qkv_bias` alone is Qwen2's, `output_bias` is that of the attention's output projection (GPT-OSS has both).
+    (GPT), `qkv_bias` alone is Qwen2's, `output_bias` is that of the attention's output projection (GPT-OSS has both),
+    `mlp_bias` that of the MLP.
     `qk_norm` normalises queries and keys, each head by itself (Qwen3) or, with `qk_norm_whole`, all heads together (OLMo 2).
     `embedding_norm` is BLOOM's norm behind the embedding. `positions` learned adds max_positions x hidden parameters.
     """
@@ -79,6 +80,7 @@ class Model(Spec):
     biases: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
+    mlp_bias: bool = False
     attention_sinks: bool = False
     dropout: bool = False
     positions: Literal["rotary", "learned", "alibi", "none"] = "rotary"
