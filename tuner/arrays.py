@@ -21,8 +21,8 @@ def ceil_div(a: Ints, b: Ints) -> Ints:
 
 
 def term(unit: str, what: str, ref: str) -> Any:
-    """Declare a leaf of an estimate: its unit ("s" or "B"), what it is in words, and where its formula comes from."""
-    return dataclasses.field(metadata={"unit": unit, "what": what, "ref": ref})
+    """Declare a leaf of an estimate: its unit ("s" or "B"), what it is in words, and where its formula comes from (0 unless set)."""
+    return dataclasses.field(default=0.0, metadata={"unit": unit, "what": what, "ref": ref})
 
 
 def leaves(of: Any) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""The one entry of the cost model: estimate(job, plan, calibration) -> Estimate, for a single plan and for an open grid alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tuner.arrays import Floats, Ints, term, total
+from tuner.cost_model.data_parallel import embedding_reduce_seconds, exposed, optimizer_seconds, traffic
+from tuner.cost_model.flops import model_flops
+from tuner.cost_model.memory import Memory, out_of_memory_probability, stage_memory
+from tuner.cost_model.pipeline import StageTime, all_stages_seconds, bubble_seconds, pieces, stage_time, stages_to_watch
+from tuner.cost_model.weights import Weights, stage_weights
+from tuner.job import peak_flops
+
+if TYPE_CHECKING:
+    from tuner.cost_model.calibration import Calibration
+    from tuner.job import Job
+    from tuner.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one step by phase; their sum is the step."""
+
+    steady: Floats = term("s", "micro batches on the slowest stage", "m x busy seconds of a micro batch; layer.py")
+    bubble: Floats = term("s", "filling and draining the pipeline", "Narayanan 2021, section 2.2; Qi 2023, table 1")
+    dp_comm: Floats = term("s", "exposed data-parallel communication", "Rajbhandari 2020, section 7")
+    embedding_reduce: Floats = term("s", "gradient of the tied embedding between first and last stage", "Narayanan 2021, section 2.2")
+    optimizer: Floats = term("s", "gradient norm and update", "bytes of Adam's state / HBM bandwidth")
+    fixed: Floats = term("s", "what a step costs whatever its size", "calibration: step_fixed_s")
+    jitter: Floats = term("s", "stragglers", "calibration: jitter_per_doubling x log2(GPUs)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a plan costs: columns that broadcast to the plan's shape.
+
+    step_s: seconds a step, low_s and high_s its 90 % interval; memory_bytes: device bytes of a rank of the fullest stage
+    (worst_stage), p_oom: probability that it runs out; slowest_stage: index of the stage that sets the pace; step: the parts
+    of step_s; calibration: its hash.
+    """
+
+    step_s: Floats
+    low_s: Floats
+    high_s: Floats
+    memory_bytes: Floats
+    p_oom: Floats
+    worst_stage: Ints
+    slowest_stage: Ints
+    step: StepTime
+    calibration: str
+
+
+def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
+    """Return time and memory of one step of `job` under `plan`.
+
+    step = m x slowest stage + bubble + exposed data-parallel communication + optimizer + fixed, times (1 + jitter).
+    """
+    microbatches = plan.microbatches(job.gpus, job.global_batch)
+    watched = stages_to_watch(job, plan)
+    step, slowest_stage = step_time(job, plan, calibration, microbatches, watched)
+    memory_bytes, worst_stage = _fullest(job, plan, calibration, microbatches, watched)
+    step_s = total(step)
+    spread = 1.0 + calibration["time_spread_90"]
+    return Estimate(
+        step_s=step_s,
+        low_s=step_s / spread,
+        high_s=step_s * spread,
+        memory_bytes=memory_bytes,
+        p_oom=out_of_memory_probability(job, memory_bytes, calibration),
+        worst_stage=worst_stage,
+        slowest_stage=slowest_stage,
+        step=step,
+        calibration=calibration.hash,
+    )
+
+
+def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, watched: tuple[Ints, ...]) -> tuple[StepTime, Ints]:
+    """Return the parts of a step and the index of its slowest stage."""
+    parts = pieces(job, plan, calibration)
+    slowest, slowest_stage = _slowest(watched, [stage_time(job, plan, parts, calibration, stage) for stage in watched])
+    held = _most_weights([stage_weights(job, plan, stage) for stage in watched])
+    steady = microbatches * slowest.busy
+    bubble = bubble_seconds(plan, all_stages_seconds(job, plan, parts, calibration), slowest)
+    dp_comm = exposed(plan, traffic(job, plan, held, microbatches, calibration), slowest, microbatches, calibration)
+    optimizer = optimizer_seconds(job, plan, held, calibration)
+    reduce = embedding_reduce_seconds(job, plan, calibration)
+    fixed = calibration["step_fixed_s"]
+    jitter = calibration["jitter_per_doubling"] * math.log2(job.gpus)
+    return StepTime(
+        steady=steady,
+        bubble=bubble,
+        dp_comm=dp_comm,
+        embedding_reduce=reduce,
+        optimizer=optimizer,
+        fixed=fixed,
+        jitter=((steady + bubble) + ((dp_comm + reduce) + (optimizer + fixed))) * jitter,
+    ), slowest_stage
+
+
+def _slowest(watched: tuple[Ints, ...], times: list[StageTime]) -> tuple[StageTime, Ints]:
+    slowest, index, busy = times[0], watched[0], times[0].busy
+    for stage, time in zip(watched[1:], times[1:], strict=True):
+        slower = time.busy > busy
+        slowest = StageTime(*(np.where(slower, new, old) for new, old in zip(time, slowest, strict=True)))
+        index, busy = np.where(slower, stage, index), np.maximum(time.busy, busy)
+    return slowest, index
+
+
+def _most_weights(stages: list[Weights]) -> Weights:
+    dense, expert = stages[0]
+    for held in stages[1:]:
+        dense, expert = np.maximum(dense, held.dense), np.maximum(expert, held.expert)
+    return Weights(dense, expert)
+
+
+def _fullest(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, watched: tuple[Ints, ...]) -> tuple[Floats, Ints]:
+    most = stage_memory(job, plan, calibration, microbatches, watched[0]).device
+    index = watched[0]
+    for stage in watched[1:]:
+        need = stage_memory(job, plan, calibration, microbatches, stage).device
+        index, most = np.where(need > most, stage, index), np.maximum(need, most)
+    return most, index
+
+
+def peak_memory(job: Job, plan: Plan, calibration: Calibration, stage: Ints) -> Memory:
+    """Return the memory of `stage` by term (the worst one of an estimate, to see its allocator's peak)."""
+    return stage_memory(job, plan, calibration, plan.microbatches(job.gpus, job.global_batch), stage)
+
+
+def tokens_per_s_per_gpu(job: Job, step_s: Floats) -> Floats:
+    """Return tokens a second and accelerator."""
+    return 1.0 * job.global_batch * job.seq_len / step_s / job.gpus
+
+
+def mfu(job: Job, step_s: Floats) -> Floats:
+    """Return model FLOPs utilisation: model_flops / (step x GPUs x dense peak of the job's precision); recompute not counted."""
+    return model_flops(job) / (step_s * (job.gpus * peak_flops(job)))
+
+
+def training_seconds(job: Job, plan: Plan, calibration: Calibration) -> float:
+    """Return the seconds of a whole run of job.tokens with a single plan, ramp-up included. Raises ValueError without a budget.
+
+    Ramp-up (Megatron-LM --rampup-batch-size): the batch grows by `increment` from `start`, each size for the same number of samples.
+    """
+    if job.tokens is None:
+        raise ValueError("the job states no token budget")
+    left = job.tokens / job.seq_len
+    seconds = 0.0
+    if job.ramp_up:
+        sizes = range(job.ramp_up.start, job.global_batch, job.ramp_up.increment)
+        for size in sizes:
+            samples = min(job.ramp_up.samples / len(sizes), left)
+            step = float(estimate(job.model_copy(update={"global_batch": size}), plan, calibration).step_s)
+            seconds += samples / size * step
+            left -= samples
+    return seconds + left / job.global_batch * float(estimate(job, plan, calibration).step_s)

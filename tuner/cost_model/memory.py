@@ -1,0 +1,206 @@
+"""Bytes that a rank of a pipeline stage needs, and how likely that is too much.
+
+Everything is per rank. What ZeRO shards: optimizer state from stage 1, gradients from the framework's grad_shard_zero, weights from
+stage 3 (Rajbhandari 2020, arXiv 1910.02054, section 5). The peak is the larger of two phases: forward and backward, with activations, and
+the optimizer's step, when they are gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tuner.arrays import Floats, Ints, leaves, term
+from tuner.cost_model.activations import layer_activations
+from tuner.cost_model.layer import E
+from tuner.cost_model.pipeline import StageLayers, in_flight, stage_layers
+from tuner.cost_model.shard import fully_recomputed, groups, shard
+from tuner.cost_model.weights import Weights, adapter_weights, layer_weights, shards, stage_weights
+from tuner.plan import OFFLOADS
+
+if TYPE_CHECKING:
+    from tuner.cost_model.calibration import Calibration
+    from tuner.job import Job
+    from tuner.plan import Plan
+
+ZERO = "Rajbhandari 2020, section 5"
+KORTHIKANTI = "Korthikanti 2022, section 4"
+SEEN = "public runs: see docs/memory.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one rank at its peak. The first lines live all step long; `phase` is the larger of the two phases."""
+
+    weights: Floats = term("B", "weights in the compute type", ZERO)
+    gradients: Floats = term("B", "gradients", ZERO)
+    optimizer: Floats = term("B", "optimizer state and master weights", ZERO)
+    activations: Floats = term("B", "activations of the micro batches in flight", KORTHIKANTI)
+    recompute_peak: Floats = term("B", "one layer's activations while it is recomputed or run backward", KORTHIKANTI)
+    logits: Floats = term("B", "logits and loss", "one 16-bit block and fp32 copies of s b V / t")
+    gathered: Floats = term("B", "layers gathered by ZeRO 3 / FSDP", "FSDP, arXiv 2304.11277, section 3.3")
+    optimizer_step: Floats = term("B", "temporaries of the optimizer's step beyond what the backward had", SEEN)
+    fragmentation: Floats = term("B", "reserved by the allocator but not allocated", SEEN)
+    communicators: Floats = term("B", "buffers of the communicators", SEEN)
+    context: Floats = term("B", "device context and libraries", SEEN)
+
+    @property
+    def allocated(self) -> Floats:
+        """Bytes of tensors at the peak: what an allocator's peak counter shows."""
+        return (
+            self.weights + self.gradients + self.optimizer + self.activations
+            + self.recompute_peak + self.logits + self.gathered + self.optimizer_step
+        )  # fmt: skip
+
+    @property
+    def reserved(self) -> Floats:
+        """Bytes the allocator holds."""
+        return self.allocated + self.fragmentation
+
+    @property
+    def device(self) -> Floats:
+        """Bytes taken on the device: what has to fit."""
+        return self.reserved + self.communicators + self.context
+
+
+def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints) -> Memory:
+    """Return the memory of a rank of `stage`."""
+    held = stage_weights(job, plan, stage)
+    state = _state(job, plan, held, stage)
+    activations, peak = _activations(job, plan, microbatches, stage)
+    logits = _logits(job, plan, calibration, stage)
+    gathered = _gathered(job, plan, stage)
+    working = activations + peak + logits + gathered
+    step = np.maximum(_optimizer_temporaries(job, plan, calibration, held) - working, 0.0)
+    allocated = state["weights"] + state["gradients"] + state["optimizer"] + working + step
+    return Memory(
+        **state,
+        activations=activations,
+        recompute_peak=peak,
+        logits=logits,
+        gathered=gathered,
+        optimizer_step=step,
+        fragmentation=allocated * (calibration["fragmentation"] - 1.0),
+        communicators=_communicators(job, plan) * calibration["nccl_group_bytes"],
+        context=calibration["context_bytes"],
+    )
+
+
+def _state(job: Job, plan: Plan, held: Weights, stage: Ints) -> dict[str, Floats]:
+    """Weights, gradients and optimizer state. LoRA holds the last two for its adapters alone."""
+    f = job.framework
+    dense_shards, expert_shards = shards(job, plan)
+    weight_cut = [np.where(plan.zero >= 3, n, 1) for n in (dense_shards, expert_shards)]
+    grad_cut = [np.where(plan.zero >= f.grad_shard_zero.value, n, 1) for n in (dense_shards, expert_shards)]
+    state_cut = [np.where(plan.zero >= 1, n, 1) for n in (dense_shards, expert_shards)]
+    trained = Weights(adapter_weights(job, plan, stage), 0.0) if job.task == "lora" else held
+    kept_on_gpu = 1 - (plan.offload & OFFLOADS["optimizer"] > 0) * 1
+    wide = 2.0 if job.precision == "fp32" else 1.0  # fp32 weights and gradients are twice the bytes, and are their own masters
+    moments = 8.0 if job.precision == "fp32" else float(f.optimizer_bytes.value)
+    gradient = 4.0 if job.precision == "fp32" else float(f.grad_bytes.value)
+    return {
+        "weights": f.param_bytes.value * wide * (held.dense / weight_cut[0] + held.expert / weight_cut[1]),
+        "gradients": gradient * (trained.dense / grad_cut[0] + trained.expert / grad_cut[1]),
+        "optimizer": moments * kept_on_gpu * (trained.dense / state_cut[0] + trained.expert / state_cut[1]),
+    }
+
+
+def _mean_layer(job: Job, plan: Plan, held: StageLayers) -> tuple[Floats, Floats, Floats]:
+    """Return bytes of all the stage's layers kept whole, of their inputs alone, and the largest single layer, for one micro batch."""
+    whole: Floats = 0.0
+    largest: Floats = 0.0
+    inputs: Floats = 0.0
+    for count, kinds in ((held.leading, job.model.leading_groups()), (held.body, job.model.body_groups())):
+        of_all = sum(n for _, n in kinds)
+        for kind, n in kinds:
+            one = layer_activations(job, plan, kind)
+            whole = whole + count * (one.bytes * (n / of_all))
+            largest = np.maximum(largest, one.bytes)
+            inputs = one.layer_input
+    return whole, inputs, largest
+
+
+def _activations(job: Job, plan: Plan, microbatches: Ints, stage: Ints) -> tuple[Floats, Floats]:
+    """Return bytes kept for the micro batches in flight, and the peak of one layer on top of them.
+
+    Full recompute keeps the input of recompute_layers layers and the others whole; while a recomputed layer runs backward, all of it
+    exists once. Activation offload keeps one layer of them (two in turn) on the device. The output of a stage is freed once sent, and
+    the embedding's dropout mask (1 byte) stays: Korthikanti 2022, appendix B.
+    """
+    held = stage_layers(job, plan, stage)
+    if job.model.mtp_layers:
+        held = StageLayers(held.leading, held.body + (stage == plan.pp - 1) * job.model.mtp_layers)
+    whole, inputs, largest = _mean_layer(job, plan, held)
+    redone = np.minimum(plan.recompute_layers, held.total)
+    share = redone / np.maximum(held.total, 1)
+    full = fully_recomputed(plan)
+    of_stage = np.where(full, whole * (1.0 - share) + redone * inputs, whole)
+    offloaded = plan.offload & OFFLOADS["activations"] > 0
+    of_stage = np.where(offloaded, np.minimum(of_stage, 2.0 * largest), of_stage)
+    flights = in_flight(plan, microbatches, stage)
+    mask = (stage == 0) * (inputs / E) if job.model.dropout else 0.0
+    peak = np.where(full & (redone > 0), largest, 0.0) + 2.0 * inputs
+    return of_stage * flights + mask * flights, peak
+
+
+def _logits(job: Job, plan: Plan, calibration: Calibration, stage: Ints) -> Floats:
+    """Return the bytes of one micro batch's logits and loss on the last stage."""
+    s = shard(job, plan)
+    return (stage == plan.pp - 1) * (calibration["logits_bytes_per_element"] * s.tokens * s.vocab)
+
+
+def _gathered(job: Job, plan: Plan, stage: Ints) -> Floats:
+    """Return the bytes of whole weights and gradients that ZeRO 3 holds for a moment: two layers (the next is prefetched) of weights
+    and one of gradients; with a pipeline the stage's weights stay gathered.
+    """
+    f = job.framework
+    dense_shards, expert_shards = shards(job, plan)
+    layer: Floats = 0.0
+    for kind, _ in job.model.layer_groups():
+        one = layer_weights(job, plan, kind)
+        whole = one.dense * (1.0 - 1.0 / dense_shards) + one.expert * (1.0 - 1.0 / expert_shards)
+        layer = np.maximum(layer, whole)
+    gather = float((f.gather_bytes or f.param_bytes).value)
+    reduce = float((f.reduce_bytes or f.grad_bytes).value)
+    layers = np.where(plan.pp > 1, stage_layers(job, plan, stage).total, 2)
+    return np.where(plan.zero >= 3, layer * (gather * layers + reduce), 0.0)
+
+
+def _optimizer_temporaries(job: Job, plan: Plan, calibration: Calibration, held: Weights) -> Floats:
+    """Return the bytes an unfused Adam allocates in its step: a temporary of 4 bytes for each parameter it updates."""
+    if job.framework.fused_optimizer.value or job.task == "lora":
+        return 0.0
+    dense_shards, expert_shards = shards(job, plan)
+    cut = plan.zero >= 1
+    updated = held.dense / np.where(cut, dense_shards, 1) + held.expert / np.where(cut, expert_shards, 1)
+    return calibration["unfused_optimizer_temporaries"] * updated
+
+
+def _communicators(job: Job, plan: Plan) -> Ints:
+    """Return how many communicators a rank opens: the world's, and one for each group of more than one rank."""
+    count: Ints = 1
+    for name, group in groups(job, plan).items():
+        if name not in ("etp", "edp", "ep") or job.model.moe:
+            count = count + (group.size > 1)
+    return count
+
+
+# Probability of running out by need over capacity, as standard deviations from the middle: the normal distribution, tabulated so that
+# scalar and vector evaluation agree to the last bit. Abramowitz and Stegun, table 26.1.
+_DEVIATIONS = (-4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+_BELOW = (0.0, 0.00135, 0.00621, 0.02275, 0.06681, 0.15866, 0.30854, 0.5, 0.69146, 0.84134, 0.93319, 0.97725, 0.99379, 0.99865, 1.0)
+
+
+def out_of_memory_probability(job: Job, device_bytes: Floats, calibration: Calibration) -> Floats:
+    """Return the probability that a rank needing `device_bytes` by the model runs out: the need is uncertain by
+    oom_margin_spread (a relative standard deviation), the capacity is what the driver reports.
+    """
+    excess = device_bytes / job.cluster.gpu.memory.value - 1.0
+    return np.interp(excess / calibration["oom_margin_spread"], _DEVIATIONS, _BELOW)
+
+
+def largest_term(memory: Memory) -> str:
+    """Return the name of the largest leaf of a single plan's memory."""
+    return max(leaves(memory).items(), key=lambda item: float(item[1]))[0]
