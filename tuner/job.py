@@ -118,7 +118,7 @@ PEAK_OF: dict[str, tuple[str, ...]] = {
     "fp8": ("fp8",),
     "fp8-blockwise": ("fp8",),
     "fp8-rowwise": ("fp8",),
-    "mxfp8": ("fp8",),
+    "mxfp8": ("mxfp8",),
     "nvfp4": ("fp4",),
 }
 
