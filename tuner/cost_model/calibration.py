@@ -23,7 +23,7 @@ from tuner.spec import Name, Spec
 if TYPE_CHECKING:
     from tuner.job import Job
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 DTYPES = ("bfloat16", "fp8", "fp8_block", "nvfp4")
 
 # The curve of each precision of a job (tuner.job.PRECISIONS).
@@ -144,19 +144,23 @@ def _multilinear(table: Any, lows: list[Any], weights: list[Any]) -> Any:
 
 
 class Tile(Spec):
-    """A block of output that one multiprocessor computes at once, and the fraction of its peak it reaches in the long run."""
+    """A block of output that one multiprocessor computes at once, the parts that k is split into, and the fraction of the
+    multiprocessor's peak that it reaches in the long run.
+    """
 
     m: Annotated[int, Field(ge=1)]
     n: Annotated[int, Field(ge=1)]
+    splits: Annotated[int, Field(ge=1, le=64)] = 1
     efficiency: _fraction
 
 
 class GemmCurve(Spec):
-    """Matrix products of one dtype (roofline.gemm_seconds says how these enter).
+    """Matrix products of one dtype (roofline.products_seconds says how these enter).
 
     launch_s: fixed time; prologue_k: filling and draining of the pipeline in units of k; partial_wave: how much of an
-    incomplete last wave is paid (0: none, 1: a full wave); memory: fraction of the HBM bandwidth; grouped: time of grouped
-    products over this curve; correction: factor over (m, n, k).
+    incomplete last wave is paid (0: its share, 1: a full wave); memory: fraction of the HBM bandwidth; reduction: passes over
+    fp32 partial sums for each split of k; power: factor on the efficiency over watts per dense bf16 TFLOP/s, because a card
+    with less power for its peak clocks lower under load; correction: factor on the time over (m, n, k).
     """
 
     launch_s: _seconds
@@ -164,27 +168,36 @@ class GemmCurve(Spec):
     prologue_k: Annotated[float, Field(ge=0, le=1e5)]
     partial_wave: Annotated[float, Field(ge=0, le=1)]
     memory: _fraction
+    reduction: Annotated[float, Field(ge=0, le=100)] = 1.0
+    power: Grid | None = None
     correction: Grid | None = None
     fit: Fit
 
 
 class GroupedCurve(Spec):
-    """Grouped products: time over that of the GEMM curve at the same rows per group, and its own correction over
-    (rows, groups).
+    """Grouped products: factor on the time of the GEMM curve at the same rows in each group, over (rows, groups).
+
+    routing_s, routing_passes: what the measured MoE operator does beside its products (fixed time; passes over the tokens'
+    hidden states), needed to compare with the tables and left out of grouped_gemm_seconds.
     """
 
-    factor: _positive
-    correction: Grid | None = None
+    factor: Grid
+    routing_s: _seconds = 0.0
+    routing_passes: Annotated[float, Field(ge=0, le=1000)] = 0.0
     fit: Fit
 
 
 class AttentionCurve(Spec):
-    """A fused attention kernel (roofline.attention_seconds). efficiency: fraction of the bf16 peak over head dimension (QK)."""
+    """A fused attention kernel, forward (roofline.attention_seconds says how these enter).
+
+    efficiency: fraction of the bf16 peak over head dimension (QK); half_length: cost of starting a block of queries, in keys,
+    over head dimension; block: queries in a block; correction: factor on the time over (batch x heads, queries, head dimension).
+    """
 
     launch_s: _seconds
     efficiency: Grid
-    half_length: Annotated[float, Field(ge=0, le=1e6)]
-    block: Annotated[int, Field(ge=1)]
+    half_length: Grid
+    block: Annotated[int, Field(ge=1, le=1024)]
     partial_wave: Annotated[float, Field(ge=0, le=1)]
     memory: _fraction
     correction: Grid | None = None
@@ -192,18 +205,12 @@ class AttentionCurve(Spec):
 
 
 class CollectiveCurve(Spec):
-    """One collective inside the innermost domain and across domains (collectives.collective_seconds).
-
-    latency_s: fixed; hop_s: for each further member inside; efficiency: fraction of the inner link at large messages over
-    the group's size; correction: factor over (members, bytes).
+    """One collective inside the innermost domain: latency in seconds over members; fraction of the link's bandwidth that the
+    bus reaches over (members, bytes).
     """
 
-    latency_s: _seconds
-    hop_s: _seconds
+    latency: Grid
     efficiency: Grid
-    correction: Grid | None = None
-    outer_efficiency: _fraction
-    outer_latency_s: _seconds
     fit: Fit
 
 

@@ -1,8 +1,8 @@
 """Seconds of a collective over nested domains.
 
-Symbols: V whole message in bytes; n members; g members in one innermost domain; b_i bytes/s of domain i per GPU and
-direction. Ring collectives put (n-1)/n V on every link (all-reduce twice that); NCCL counts "bus bandwidth" the same way
-(nccl-tests, doc/PERFORMANCE.md).
+Symbols: V whole message in bytes; n members; g of them in one innermost domain; b_0 and b_i bytes/s of the innermost and of
+outer domain i, for each GPU and direction. Ring collectives put (n-1)/n V on every link, all-reduce twice that; the "bus
+bandwidth" of nccl-tests (doc/PERFORMANCE.md) is defined by the same counts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from tuner.cluster import Cluster
     from tuner.cost_model.calibration import Calibration
 
-# Times each byte of the message crosses a link, over (n-1)/n.
-_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+# How often (n-1)/n of the message crosses a member's link.
+PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+_POWERS = np.array([2.0**i for i in range(25)])
+_LOG2 = np.arange(25.0)
 
 
 class Group(NamedTuple):
@@ -33,63 +35,60 @@ def members(group: Group, domain: int) -> Ints:
     return np.minimum(np.maximum(domain // group.stride, 1), group.size)
 
 
+def inner_seconds(op: str, bytes_: Floats, size: Ints, *, link: float, calibration: Calibration) -> Floats:
+    """Return the seconds of `op` among `size` members of one domain: latency + passes (n-1)/n V / (b_0 efficiency(n, V))."""
+    curve = calibration.collectives[op]
+    wire = PASSES[op] * bytes_ * ((size - 1) / size)
+    return curve.latency(size) + wire / (link * curve.efficiency(size, bytes_))
+
+
 def collective_seconds(op: str, bytes_: Floats, group: Group, *, cluster: Cluster, calibration: Calibration) -> Floats:
     """Return the seconds of `op` on a message of `bytes_` over `group`; zero for a group of one.
 
-    bytes_: all_reduce buffer, gathered size of all_gather, input of reduce_scatter, send buffer of a rank in all_to_all.
-    Rings: passes (n-1)/n V / bandwidth, where a ring over several domains runs at min(b_0 e_0, g b_i e_i): g members in a
-    domain stripe over their g NICs, but no faster than the inner link. all_to_all: the share (n-g)/n leaves the domain over
-    the rank's own NIC while (g-1)/n stays inside; the slower of the two.
+    bytes_: buffer of all_reduce, gathered size of all_gather, input of reduce_scatter, send buffer of a rank in all_to_all.
+    Inside one domain: inner_seconds. Across domains a ring is as fast as its slowest link, where the g members in a domain
+    stripe over their g NICs but no faster than the inner link: min(b_0 e_0, g b_i e). all_to_all: the share (n-g)/n leaves
+    the domain over the rank's own NIC while the rest stays, at once; the slower of the two counts. Latencies add.
+    e: coefficients inter_node_efficiency and inter_node_all_to_all_efficiency. Neglected: contention with other groups.
     """
-    curve = calibration.collectives[op]
     inside = members(group, cluster.sizes[0])
-    inner = cluster.domains[0].bandwidth.value * curve.efficiency(inside * 1.0)
-    nodes = ceil_div(group.size, inside)
-    latency = curve.latency_s + curve.hop_s * (inside - 1) + (cluster.domains[0].latency.value + 0.0) * (inside - 1)
-    if op == "all_to_all":
-        seconds = bytes_ * (inside - 1) / group.size / inner
-    else:
-        seconds = _PASSES[op] * bytes_ * (group.size - 1) / group.size / inner
+    link = cluster.domains[0].bandwidth.value
+    seconds = inner_seconds(op, bytes_, inside, link=link, calibration=calibration)
+    seconds = np.where(inside > 1, seconds, 0.0)
     before = inside
     for domain, size in zip(cluster.domains[1:], cluster.sizes[1:], strict=True):
         reached = members(group, size)
-        spans = reached > before
-        outer = domain.bandwidth.value * curve.outer_efficiency
         if op == "all_to_all":
-            outward = bytes_ * (group.size - before) / group.size / outer
+            rate = domain.bandwidth.value * calibration["inter_node_all_to_all_efficiency"]
+            outward = bytes_ * ((reached - before) / group.size) / rate
         else:
-            outward = _PASSES[op] * bytes_ * (group.size - 1) / group.size / np.minimum(outer * inside, inner)
-        seconds = np.where(spans, np.maximum(seconds, outward), seconds)
-        latency = latency + np.where(spans, (domain.latency.value + curve.outer_latency_s) * _rounds(op, nodes), 0.0)
+            rate = domain.bandwidth.value * calibration["inter_node_efficiency"]
+            outward = PASSES[op] * bytes_ * ((group.size - 1) / group.size) / np.minimum(rate * inside, link)
+        delay = _rounds(op, ceil_div(reached, before)) * (domain.latency.value + calibration["inter_node_hop_s"])
+        seconds = np.where(reached > before, np.maximum(seconds, outward) + delay, seconds)
         before = reached
-    seconds = latency + seconds
-    if curve.correction:
-        seconds = seconds * np.where(nodes > 1, 1.0, curve.correction(inside * 1.0, bytes_))
     return np.where(group.size > 1, seconds, 0.0)
 
 
-_POWERS = np.array([2.0**i for i in range(21)])
-_LOGS = np.arange(21.0)
-
-
 def _rounds(op: str, nodes: Ints) -> Floats:
-    """Return the latencies one after the other across nodes: a tree for all_reduce (NCCL's double binary tree), else a ring
-    or pairwise exchange whose steps overlap; log2 by interpolation between powers of two.
+    """Return how many latencies follow each other across `nodes` domains: NCCL's double binary tree for all_reduce goes up
+    and down (Sanders 2009), a ring takes a step for each further node, a pairwise exchange has all its messages in flight.
+    log2 is interpolated between powers of two.
     """
-    depth = np.interp(nodes, _POWERS, _LOGS)
-    return 2.0 * depth if op == "all_reduce" else depth
+    if op == "all_reduce":
+        return 2.0 * np.interp(nodes, _POWERS, _LOG2)
+    return (nodes - 1) * 1.0 if op != "all_to_all" else 1.0
 
 
 def send_seconds(bytes_: Floats, stride: Ints, *, cluster: Cluster, calibration: Calibration) -> Floats:
-    """Return the seconds of a point-to-point message between ranks `stride` apart, over the innermost domain that both are in.
+    """Return the seconds of a message between ranks `stride` apart, over the innermost domain that holds both.
 
-    Ranks r and r + stride share a domain of D GPUs when stride < D (for the aligned groups of a mesh whose degrees divide D).
+    Inside a domain it moves like each half of an all_gather between two (V of 2 V bytes); ranks r and r + stride share a
+    domain of D GPUs when stride < D (aligned groups of a mesh whose degrees divide D). Across domains: one NIC.
     """
-    curve = calibration.collectives["send"]
-    efficiency = curve.efficiency(2.0)
-    first = cluster.domains[0]
-    seconds = curve.latency_s + first.latency.value + bytes_ / (first.bandwidth.value * efficiency)
+    seconds = inner_seconds("all_gather", 2.0 * bytes_, 2, link=cluster.domains[0].bandwidth.value, calibration=calibration)
     for size, domain in zip(cluster.sizes[:-1], cluster.domains[1:], strict=True):
-        far = curve.outer_latency_s + domain.latency.value + bytes_ / (domain.bandwidth.value * curve.outer_efficiency)
+        rate = domain.bandwidth.value * calibration["inter_node_efficiency"]
+        far = domain.latency.value + calibration["inter_node_hop_s"] + bytes_ / rate
         seconds = np.where(stride >= size, far, seconds)
     return seconds
