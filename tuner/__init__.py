@@ -6,7 +6,7 @@ Each verb of the command line is a function here, with the same names for its ar
     found = tuner.search(model="llama3-70b", cluster="h100x64", seq_len=8192, global_batch=512)
     found.ranking[0].plan, found.record()   # record() is what --json prints
 
-Nothing heavy is imported before a verb is called.
+Presets are the module tuner.presets. Nothing heavy is imported before a verb is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import InfrastructureError, NothingFeasible, PlanError, SpecError, TunerError
 
 if TYPE_CHECKING:
-    from tuner.workflow import doctor, estimate, explain, presets, search, validate
+    from tuner.workflow import doctor, estimate, explain, search, validate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,12 +29,11 @@ __all__ = [
     "doctor",
     "estimate",
     "explain",
-    "presets",
     "search",
     "validate",
 ]
 
-_VERBS = frozenset({"doctor", "estimate", "explain", "presets", "search", "validate"})
+_VERBS = frozenset({"doctor", "estimate", "explain", "search", "validate"})
 
 
 def __getattr__(name: str) -> Any:
