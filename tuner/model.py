@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -124,13 +125,19 @@ class Model(Spec):
         moe = self.moe is not None and layer >= self.moe.first_dense_layers and (layer + 1) % self.moe.every == 0
         return LayerKind(0 if full or window is None else window.size, moe)
 
+    @cached_property
+    def _groups(self) -> tuple[tuple[tuple[LayerKind, int], ...], tuple[tuple[LayerKind, int], ...]]:
+        kinds = [self.kind(i) for i in range(self.layers)]
+        leading = self.leading_dense_layers
+        return tuple(Counter(kinds[:leading]).items()), tuple(Counter(kinds[leading:]).items())
+
     def leading_groups(self) -> tuple[tuple[LayerKind, int], ...]:
         """Return (kind, count) of the leading dense layers: a contiguous run next to the embedding."""
-        return tuple(Counter(self.kind(i) for i in range(self.leading_dense_layers)).items())
+        return self._groups[0]
 
     def body_groups(self) -> tuple[tuple[LayerKind, int], ...]:
         """Return (kind, count) of the layers behind the leading dense ones: at most four kinds, evenly interleaved."""
-        return tuple(Counter(self.kind(i) for i in range(self.leading_dense_layers, self.layers)).items())
+        return self._groups[1]
 
     def layer_groups(self) -> tuple[tuple[LayerKind, int], ...]:
         """Return (kind, count) over all layers."""
