@@ -14,13 +14,15 @@ Outcome = Literal["ok", "oom", "failed"]
 
 
 class Measurement(Spec):
-    """step_s: seconds a step (median); memory_bytes: peak of the fullest rank; assumed: knobs the source did not state and
-    that took the framework's default; None where not measured.
+    """step_s: seconds a step (median); memory_bytes: peak of the fullest rank; None where not measured. framework: as the source
+    calls it; assumed: knobs the source did not state and that took the framework's default; superseded: its publisher replaced it
+    later; source: the file it came from; series: what its layouts are compared within.
     """
 
     model_config = Spec.model_config | {"arbitrary_types_allowed": True}
 
     id: Name
+    framework: str = ""
     job: Job
     plan: Plan
     step_s: float | None = None

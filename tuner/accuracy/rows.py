@@ -1,0 +1,214 @@
+"""Published rows as measurements: the schema is that of the published collections (docs/measured_step_time.md lists what is read)."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tuner.accuracy.described import cluster_of, model_of
+from tuner.accuracy.fields import Row, Skipped, Unscorable, first_problem, read_lines, row_id, row_of
+from tuner.accuracy.knobs import plan_of
+from tuner.accuracy.step_time import measured_step_s
+from tuner.errors import SpecError
+from tuner.job import PEAK_OF, Framework, Job
+from tuner.load import load_spec
+from tuner.measurement import Measurement
+from tuner.presets import framework as framework_preset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tuner.cluster import Gpu
+
+_PRECISIONS = {"fp8-tensorwise": "fp8", "fp8-delayed": "fp8", "mxfp8-rceil": "mxfp8", "bfloat16": "bf16", "float16": "fp16"}
+_ATTENTION = {
+    "unfused": "unfused",
+    "unfused-fused-softmax": "unfused",
+    "flash": "flash",
+    "flash1": "flash",
+    "flash2": "flash",
+    "flash3": "flash",
+}
+_TASKS = ("pretrain", "sft", "lora")
+
+
+@dataclass(slots=True)
+class Reader:
+    """Turns rows into measurements; rows of the same job share one Job object, so that they can be estimated together."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, path: Path) -> tuple[list[Measurement], list[Skipped]]:
+        """Return the measurements of a JSONL file and the rows that cannot be scored. Raises SpecError for an unreadable file."""
+        measurements, skipped = [], []
+        for line, data in read_lines(path):
+            found = data if isinstance(data, Skipped) else self.row(data, path.stem, line)
+            (skipped if isinstance(found, Skipped) else measurements).append(found)  # type: ignore[arg-type]
+        return measurements, skipped
+
+    def row(self, data: dict[str, Any], stem: str, line: int = 0) -> Measurement | Skipped:
+        """Return the measurement of one row, or why there is none."""
+        try:
+            return self._measurement(row_of(data, stem, line))
+        except Unscorable as why:
+            return Skipped(row_id(data, stem, line), str(why))
+        except SpecError as error:
+            return Skipped(row_id(data, stem, line), first_problem(error))
+
+    def _measurement(self, row: Row) -> Measurement:
+        if row.top.data.get("suspect"):
+            raise Unscorable(f"suspect: {str(row.top.data['suspect'])[:200]}")
+        _stated(row)
+        outcome = _outcome(row)
+        job = self._job(row)
+        plan = plan_of(row, job.model, job.framework, job.gpus)
+        fields = {
+            "id": row.id,
+            "framework": row.top.text("framework") or "unstated",
+            "job": job,
+            "plan": plan,
+            "step_s": measured_step_s(row, job, plan),
+            "memory_bytes": _memory(row),
+            "outcome": outcome,
+            "superseded": bool(row.top.data.get("superseded")),
+            "source": row.stem,
+            "series": series_key(row),
+        }
+        return load_spec(Measurement, fields | {"assumed": tuple(row.assumed)}, row.id, units=False)
+
+    def _job(self, row: Row) -> Job:
+        before = len(row.assumed)
+        year = source_year(row)
+        names = [row.top.text("framework") or "unstated", row.top.text("release"), row.top.text("task"), year]
+        config = {key: row.config.data.get(key) for key in ("precision", "attention", "global_batch")} | {
+            "pure": "mp mode pure" in row.notes
+        }
+        key = json.dumps([names, row.model.data, row.cluster.data, config], sort_keys=True, default=str)
+        if key not in self.jobs:
+            self.jobs[key] = job_of(row, year)
+            self.parts[key] = row.assumed[before:]
+        else:
+            row.assumed.extend(self.parts[key])
+        return self.jobs[key]
+
+
+def read_files(paths: Iterable[Path]) -> tuple[list[Measurement], list[Skipped]]:
+    """Return the measurements and the skipped rows of several files."""
+    reader = Reader()
+    measurements: list[Measurement] = []
+    skipped: list[Skipped] = []
+    for path in paths:
+        found, left_out = reader.read(path)
+        measurements += found
+        skipped += left_out
+    return measurements, skipped
+
+
+def _stated(row: Row) -> None:
+    """Raise Unscorable naming everything that a score needs and the row does not state."""
+    missing = [f"model.{key}" for key in ("layers", "hidden", "heads", "seq_len") if row.model.count(key) is None]
+    missing += ["cluster.gpus"] if row.cluster.count("gpus") is None else []
+    missing += [f"config.{key}" for key in ("tp", "pp", "micro_batch", "global_batch") if row.config.count(key) is None]
+    if missing:
+        raise Unscorable(f"not stated: {', '.join(missing)}")
+
+
+def _outcome(row: Row) -> str:
+    word = row.top.text("outcome")
+    if word == "oom":
+        return "oom"
+    figures = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "memory_gb", "memory_gib")
+    if any(row.measured.positive(key) is not None for key in figures):
+        return "ok"
+    raise Unscorable(f"no time and no memory figure (outcome {word[:40]})" if word else "no time and no memory figure")
+
+
+def _memory(row: Row) -> float | None:
+    gigabytes, gibibytes = row.measured.positive("memory_gb"), row.measured.positive("memory_gib")
+    if gigabytes is not None:
+        return gigabytes * 1e9
+    return None if gibibytes is None else gibibytes * 2.0**30
+
+
+def job_of(row: Row, year: int) -> Job:
+    """Return the job of a row: model, cluster, framework, lengths, precision and attention kernel."""
+    framework = _framework(row)
+    model, cluster = model_of(row, framework), cluster_of(row)
+    task = row.top.text("task") or "pretrain"
+    if task not in _TASKS:
+        raise Unscorable(f"task = {task[:40]!r}: must be one of {', '.join(_TASKS)}")
+    fields = {
+        "model": model,
+        "cluster": cluster,
+        "framework": framework,
+        "release": row.top.text("release") or "",
+        "seq_len": row.model.need("seq_len"),
+        "global_batch": row.config.need("global_batch"),
+        "precision": _precision(row, framework, cluster.gpu),
+        "attention": _attention(row, framework, year),
+        "task": task,
+    }
+    return load_spec(Job, fields, "row", units=False)
+
+
+def _framework(row: Row) -> Framework:
+    name = row.top.text("framework") or "unstated"
+    try:
+        framework = framework_preset(name)
+    except SpecError:
+        framework = framework_preset("unstated")
+        row.assume(f"framework={framework.name} (no preset is called {name[:40]})")
+    if "mp mode pure" in row.notes and framework.reduce_bytes:  # Composer: PURE reduces gradients in 16 bits
+        framework = framework.replace(reduce_bytes=framework.reduce_bytes.model_copy(update={"value": 2}))
+    return framework
+
+
+def _precision(row: Row, framework: Framework, gpu: Gpu) -> str:
+    stated = row.config.text("precision")
+    if stated is not None:
+        return _PRECISIONS.get(stated.lower(), stated.lower())
+    default = framework.defaults.precision
+    found = default.value if default and any(p in gpu.peak for p in PEAK_OF[default.value]) else ("bf16" if "bf16" in gpu.peak else "fp16")
+    row.assume(f"precision={found}")
+    return found
+
+
+def _attention(row: Row, framework: Framework, year: int) -> str:
+    stated = row.config.text("attention")
+    if stated is not None:
+        if stated.lower() not in _ATTENTION:
+            raise Unscorable(f"config.attention = {stated[:40]!r}: must be one of {', '.join(_ATTENTION)}")
+        return _ATTENTION[stated.lower()]
+    kernel, since = framework.defaults.attention.value, framework.fused_attention_since
+    if since is not None and year < since.value:
+        kernel = "unfused"
+    row.assume(f"attention={kernel}")
+    return kernel
+
+
+def source_year(row: Row) -> int:
+    """Return the first year that a row's source bears (in its id, title, arXiv number or release), or 9999."""
+    source = row.top.section("source")
+    text = " ".join(filter(None, (row.id, source.text("title"), source.text("where"), row.top.text("release"))))
+    years = [int(y) for y in re.findall(r"(?<!\d)(20[12]\d)(?!\d)", text)]
+    years += [2000 + int(y) for y in re.findall(r"(?<!\d)([12]\d)(?:0[1-9]|1[0-2])\.\d{4,5}(?!\d)", text)]
+    return min(years, default=9999)
+
+
+def series_key(row: Row) -> dict[str, Any]:
+    """Return what rows must share for their layouts to be ranked against each other."""
+    return {
+        "source": row.stem,
+        "model": row.model.text("name"),
+        "gpu": row.cluster.text("gpu"),
+        "gpus": row.cluster.count("gpus"),
+        "seq_len": row.model.count("seq_len"),
+        "global_batch": row.config.count("global_batch"),
+        "precision": row.config.text("precision"),
+        "release": row.top.text("release"),
+        "task": row.top.text("task") or "pretrain",
+    }
