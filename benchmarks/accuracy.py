@@ -119,12 +119,10 @@ def describe(item: v.Scored, calibration: Any, *, terms: bool) -> None:
     off = "     -" if row.step_s is None else f"{said.step_s / row.step_s - 1:+6.1%}"
     memory = "-" if row.memory_bytes is None else f"{row.memory_bytes / 1e9:.1f}"
     measured = "-" if row.step_s is None else f"{row.step_s:.3f}"
-    print(
-        f"{off} {said.step_s:8.3f} of {measured:>8} s  mem {said.memory_bytes / 1e9:6.1f} of {memory:>6} GB p_oom {said.p_oom:.2f} {row.outcome}"
-    )
-    print(
-        f"       {row.id}\n       {job.gpus} GPUs, batch {job.global_batch} x {job.seq_len} {job.precision} {job.attention}  {plan_text(row.plan)}"
-    )
+    held = f"mem {said.memory_bytes / 1e9:6.1f} of {memory:>6} GB"
+    print(f"{off} {said.step_s:8.3f} of {measured:>8} s  {held} p_oom {said.p_oom:.2f} {row.outcome}")
+    batch = f"{job.gpus} GPUs, batch {job.global_batch} x {job.seq_len}"
+    print(f"       {row.id}\n       {batch} {job.precision} {job.attention}  {plan_text(row.plan)}")
     if terms:
         step = estimate(job, row.plan, calibration(job)).step
         print("       " + "  ".join(f"{name} {float(value):.3f}" for name, value in leaves(step).items()))

@@ -13,9 +13,9 @@ from tuner.errors import SpecError
 from tuner.load import load_spec
 from tuner.model import Model
 from tuner.presets import cluster as cluster_preset
-from tuner.presets import names, with_gpus
 from tuner.presets import gpu as gpu_preset
 from tuner.presets import model as model_preset
+from tuner.presets import names, with_gpus
 
 if TYPE_CHECKING:
     from tuner.cluster import Gpu
@@ -145,6 +145,8 @@ def _as_transformer(row: Row, fields: dict[str, Any], hybrid: Section) -> dict[s
 
 @lru_cache(maxsize=256)
 def _gpu(name: str) -> Gpu:
+    if "/" in name or "\\" in name or name.endswith((".yaml", ".yml", ".json")):
+        raise Unscorable(f"cluster.gpu = {name[:40]!r}: must be the name of a GPU")
     try:
         return gpu_preset(name)
     except SpecError as error:

@@ -17,7 +17,7 @@ MAX_BYTES = 64 * 2**20  # a thousand rows are about 1 MB
 _LARGEST = 10**12
 
 
-class Unscorable(Exception):  # noqa: N818 (an answer, not an error)
+class Unscorable(Exception):
     """Why a row cannot be scored."""
 
 
@@ -113,7 +113,8 @@ class Row:
 def row_of(data: dict[str, Any], stem: str, line: int) -> Row:
     """Return the sections of a row; raises Unscorable when one is not an object."""
     top = Section("", data)
-    return Row(row_id(data, stem, line), stem, top, *(top.section(name) for name in ("model", "cluster", "config", "measured")))
+    model, cluster, config, measured = (top.section(name) for name in ("model", "cluster", "config", "measured"))
+    return Row(row_id(data, stem, line), stem, top, model, cluster, config, measured)
 
 
 def row_id(data: dict[str, Any], stem: str, line: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tuner.accuracy.described import cluster_of, model_of
@@ -44,10 +45,14 @@ class Reader:
 
     def read(self, path: Path) -> tuple[list[Measurement], list[Skipped]]:
         """Return the measurements of a JSONL file and the rows that cannot be scored. Raises SpecError for an unreadable file."""
-        measurements, skipped = [], []
+        measurements: list[Measurement] = []
+        skipped: list[Skipped] = []
         for line, data in read_lines(path):
             found = data if isinstance(data, Skipped) else self.row(data, path.stem, line)
-            (skipped if isinstance(found, Skipped) else measurements).append(found)  # type: ignore[arg-type]
+            if isinstance(found, Skipped):
+                skipped.append(found)
+            else:
+                measurements.append(found)
         return measurements, skipped
 
     def row(self, data: dict[str, Any], stem: str, line: int = 0) -> Measurement | Skipped:
@@ -155,11 +160,18 @@ def job_of(row: Row, year: int) -> Job:
     return load_spec(Job, fields, "row", units=False)
 
 
+@lru_cache(maxsize=256)
+def _known_framework(name: str) -> Framework | None:
+    try:
+        return None if "/" in name or "\\" in name or name.endswith((".yaml", ".yml", ".json")) else framework_preset(name)
+    except SpecError:
+        return None
+
+
 def _framework(row: Row) -> Framework:
     name = row.top.text("framework") or "unstated"
-    try:
-        framework = framework_preset(name)
-    except SpecError:
+    framework = _known_framework(name)
+    if framework is None:
         framework = framework_preset("unstated")
         row.assume(f"framework={framework.name} (no preset is called {name[:40]})")
     if "mp mode pure" in row.notes and framework.reduce_bytes:  # Composer: PURE reduces gradients in 16 bits
