@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.jobs import calibration_of, gpt, gpt_job, llama_job, moe_job
+from tuner.arrays import leaves
+from tuner.cost_model.layer import Work, embedding_time, head_time, layer_time
+from tuner.cost_model.roofline import gemm_seconds
+from tuner.cost_model.shard import groups, shard
+from tuner.plan import FULL, RECOMPUTE_MODULES, Plan
+
+
+def times(job, plan, layer=-1):
+    return layer_time(job, plan, job.model.kind(layer % job.model.layers), calibration_of(job))
+
+
+def test_products_of_a_gpt_layer_by_hand() -> None:
+    """24 b s h^2 / t FLOPs forward as four products: (T, 3h/t, h), (T, h, h/t), (T, 4h/t, h), (T, h, 4h/t)."""
+    job = gpt_job()
+    calibration = calibration_of(job)
+    t, h, tokens = 8, 12288, 2048
+
+    def seconds(m: int, n: int, k: int) -> float:
+        return float(gemm_seconds(m, n, k, precision="bf16", gpu=job.cluster.gpu, calibration=calibration))
+
+    by_hand = seconds(tokens, 3 * h // t, h) + seconds(tokens, h, h // t) + seconds(tokens, 4 * h // t, h) + seconds(tokens, h, 4 * h // t)
+    assert float(times(job, Plan(tp=t)).forward.gemm) == pytest.approx(by_hand / calibration["gemm_sustained"], rel=1e-12)
+
+
+def test_layer_of_22b_against_the_measured_one() -> None:
+    """Korthikanti 2022, table 4: one layer of the 22B model, 8 A100, b = 4: 7.7 ms forward, 11.9 ms backward."""
+    job = gpt_job(gpt(layers=48, hidden=6144, heads=64), cluster=gpt_job().cluster.replace(gpus=8), global_batch=4)
+    one = times(job, Plan(tp=8, micro_batch=4))
+    assert float(one.forward.seconds) == pytest.approx(7.7e-3, rel=0.1)
+    assert float(one.backward.seconds) == pytest.approx(11.9e-3, rel=0.1)
+
+
+def test_recompute_repeats_the_forward_of_its_part() -> None:
+    job = gpt_job()
+    plain = times(job, Plan(tp=8))
+    selective = times(job, Plan(tp=8, recompute=RECOMPUTE_MODULES["core_attn"]))
+    assert float(selective.recompute.seconds) == pytest.approx(float(plain.forward.attention), rel=1e-12)
+    full = times(job, Plan(tp=8, recompute=FULL))
+    assert float(full.full_recompute.seconds) == float(plain.forward.seconds)
+    assert float(full.recompute.seconds) == 0
+    assert float(plain.full_recompute.seconds) == 0
+
+
+def test_no_parallelism_has_no_communication() -> None:
+    for job in (gpt_job(), moe_job()):
+        for work in (times(job, Plan()).forward, times(job, Plan()).backward):
+            assert float(work.tp_comm) == float(work.cp_comm) == float(work.ep_comm) == 0
+
+
+def test_tensor_parallelism_beyond_the_node_is_slower() -> None:
+    """Sixteen ranks stripe over eight NICs a node; a node with one slow NIC a GPU pays for it in full."""
+    job = llama_job()
+    narrow = [domain.model_dump() for domain in job.cluster.domains]
+    narrow[-1]["bandwidth"]["value"] = narrow[-1]["bandwidth"]["value"] / 8
+    slow = llama_job(cluster=job.cluster.replace(domains=narrow))
+    inside, outside, crawling = (
+        float(times(j, Plan(tp=tp, sequence_parallel=1)).forward.tp_comm) for j, tp in ((job, 8), (job, 16), (slow, 16))
+    )
+    assert inside < outside < crawling
+    assert crawling > 4 * inside
+
+
+def test_expert_rows_by_hand() -> None:
+    """4,096 tokens on tp 2 with sequence parallelism: 2,048 leave a rank six times each; with etp 2 it computes twice as many."""
+    job = moe_job()
+    assert int(shard(job, Plan(tp=2, sequence_parallel=1)).rows) == 2048 * 6
+    assert int(shard(job, Plan(tp=2, sequence_parallel=1, etp=2)).rows) == 2048 * 6 * 2
+    assert int(shard(job, Plan(ep=8)).experts) == 8
+
+
+def test_expert_parallelism_moves_tokens() -> None:
+    job = moe_job()
+    assert float(times(job, Plan(ep=8)).forward.ep_comm) > 0
+    assert float(times(job, Plan(ep=8, ep_overlap=1)).forward.ep_comm) < float(times(job, Plan(ep=8)).forward.ep_comm)
+
+
+def test_context_parallelism_cuts_the_tokens() -> None:
+    job = llama_job()
+    whole, half = times(job, Plan()), times(job, Plan(cp=2))
+    assert float(half.forward.gemm) < 0.6 * float(whole.forward.gemm)
+    assert float(half.backward.cp_comm) >= 0
+    for kind in (1, 2):
+        assert float(times(job, Plan(cp=2, cp_kind=kind)).forward.cp_comm) > 0
+
+
+def test_lora_trains_no_weights() -> None:
+    job = llama_job(task="lora")
+    assert float(times(job, Plan(tp=2)).wgrad) == 0
+    assert float(times(job, Plan(tp=2)).backward.gemm) < 0.7 * float(times(llama_job(), Plan(tp=2)).backward.gemm)
+
+
+def test_quantised_products_pay_for_casts() -> None:
+    plain, quantised = times(llama_job(), Plan(tp=2)), times(llama_job(precision="fp8"), Plan(tp=2))
+    assert float(quantised.forward.memory_bound) > float(plain.forward.memory_bound)
+    assert float(quantised.forward.gemm) < float(plain.forward.gemm)
+
+
+def test_ends() -> None:
+    job = llama_job()
+    calibration = calibration_of(job)
+    assert float(head_time(job, Plan(tp=8), calibration).forward.gemm) > 0
+    assert float(embedding_time(job, Plan(tp=8), calibration).forward.gemm) == 0
+
+
+def test_work_adds_leaf_by_leaf() -> None:
+    one = Work(**{f.name: i + 1.0 for i, f in enumerate(dataclasses.fields(Work))})
+    assert list(leaves(one + one.times(2.0)).values()) == [3.0 * (i + 1) for i in range(len(leaves(one)))]
+
+
+def test_groups_follow_the_rank_order() -> None:
+    """64 ranks, tp 4, cp 2, pp 2: dp = 4; cp strides over tp, dp over tp x cp, pp over the rest."""
+    mesh = groups(llama_job(), Plan(tp=4, cp=2, pp=2))
+    assert [tuple(int(x) for x in mesh[name]) for name in ("tp", "cp", "dp", "pp")] == [(4, 1), (2, 4), (8, 4), (2, 32)]
+    experts = groups(moe_job(), Plan(tp=2, ep=8, pp=2))
+    assert tuple(int(x) for x in experts["edp"]) == (16, 8)
