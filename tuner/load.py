@@ -73,6 +73,11 @@ def load_yaml(path: Path) -> Any:
     return parse_json(text, str(path)) if path.suffix.lower() == ".json" else parse_yaml(text, str(path))
 
 
+def load_foreign_json(path: Path) -> Any:
+    """Return the content of a JSON file that another program wrote; such files hold Infinity where nothing limits a value."""
+    return parse_json(read_text(path), str(path), finite=False)
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """Return the value of a YAML text with one document. Tags, duplicate keys, NaN and infinity are refused."""
     reader = _YamlReader(text, where)
@@ -90,8 +95,8 @@ def parse_yaml(text: str, where: str) -> Any:
     return value
 
 
-def parse_json(text: str, where: str) -> Any:
-    """Return the value of a JSON text. Duplicate keys, NaN and infinity are refused."""
+def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
+    """Return the value of a JSON text. Duplicate keys are refused and, if asked, NaN and infinity."""
     problems: list[Problem] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -104,7 +109,7 @@ def parse_json(text: str, where: str) -> Any:
 
     def number(word: str) -> float:
         value = float(word)
-        if not math.isfinite(value):
+        if finite and not math.isfinite(value):
             problems.append(Problem(where=where, path="", value=word[:40], rule="must be finite"))
         return value
 

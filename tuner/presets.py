@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tuner.cluster import Cluster, Gpu
 from tuner.errors import SpecError, nearest, one_problem
 from tuner.job import Framework
-from tuner.load import load_spec, load_yaml
+from tuner.load import load_foreign_json, load_spec, load_yaml
 from tuner.model import Model
+from tuner.verbs import callable_module
 
 if TYPE_CHECKING:
     from tuner.spec import Spec
@@ -57,7 +58,7 @@ def model(text: str) -> Model:
     path = find("models", text)
     if _is_path(text):
         path = path / "config.json" if (path / "config.json").is_file() else path
-    data = load_yaml(path)
+    data = load_foreign_json(path) if path.suffix.lower() == ".json" else load_yaml(path)
     if isinstance(data, dict) and _is_hugging_face(data, path):
         from tuner.hf_config import read_hf_config
 
@@ -176,3 +177,6 @@ def _unknown(kind: str, text: str) -> SpecError:
     if kind == "clusters":
         hint += "; any count of GPUs: NAMExCOUNT, like h100x1024"
     return one_problem(f"{word}", "", text, f"no such {word}", hint)
+
+
+callable_module(__name__)  # tuner.presets("models") lists them
