@@ -46,7 +46,8 @@ class Framework(Spec):
 
     reduce_bytes: bytes a parameter that gradients take on the wire (None: grad_bytes); gather_bytes: bytes a parameter when
     sharded weights are gathered for compute (None: param_bytes); pipeline_balance: what it equalises when it deals layers to
-    stages on its own: the number of layers (None as well), their compute cost with the logits, or parameters.
+    stages on its own: the number of layers (None as well), their compute cost with the logits, or parameters. fused_activation:
+    whether a gated MLP's activation and product are one kernel that keeps its two inputs (None as well), or two that keep three.
     fused_attention_since: the year from which its attention is a fused kernel (None: as far back as it matters);
     gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no).
     """
@@ -65,6 +66,7 @@ class Framework(Spec):
     reduce_bytes: Sourced[int] | None = None
     gather_bytes: Sourced[int] | None = None
     pipeline_balance: Sourced[Literal["layers", "cost", "parameters"]] | None = None
+    fused_activation: Sourced[bool] | None = None
     fused_attention_since: Sourced[int] | None = None
     gpt_dropout: Sourced[bool] | None = None
 

@@ -86,8 +86,10 @@ def _core_attention(job: Job, plan: Plan, kind: LayerKind) -> Floats:
 
 
 def _mlp_bytes(job: Job, tokens: Floats, width: Floats) -> Floats:
-    """Activation's input (two of them when gated) and output over tokens x width."""
-    return E * tokens * width * (3 if job.model.gated_mlp else 2)
+    """Activation's input (two of them when gated) and output over tokens x width; a gate that is not fused keeps act(x) as well."""
+    fused = job.framework.fused_activation
+    gated = 3 if fused is None or fused.value else 4
+    return E * tokens * width * (gated if job.model.gated_mlp else 2)
 
 
 def _experts(job: Job, plan: Plan) -> Floats:
