@@ -49,7 +49,9 @@ class Framework(Spec):
     stages on its own: the number of layers (None as well), their compute cost with the logits, or parameters. fused_activation:
     whether a gated MLP's activation and product are one kernel that keeps its two inputs (None as well), or two that keep three.
     fused_attention_since: the year from which its attention is a fused kernel (None: as far back as it matters);
-    gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no).
+    gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no);
+    sharded_logits: whether the loss runs on a rank's share of the vocabulary (None: yes; no: logits are gathered over tp);
+    fused_norm: whether a norm is one kernel that keeps its input alone (None: yes; no: element-wise kernels, one more tensor kept).
     """
 
     name: Name
@@ -69,6 +71,8 @@ class Framework(Spec):
     fused_activation: Sourced[bool] | None = None
     fused_attention_since: Sourced[int] | None = None
     gpt_dropout: Sourced[bool] | None = None
+    sharded_logits: Sourced[bool] | None = None
+    fused_norm: Sourced[bool] | None = None
 
 
 class RampUp(Spec):

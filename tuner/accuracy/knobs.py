@@ -45,6 +45,9 @@ def _or_assumed(row: Row, key: str, value: int | None, default: int) -> int:
 
 def _vpp(row: Row, framework: Framework, pp: int) -> int:
     stated = row.config.count("vpp")
+    if stated is None and (said := re.search(r"recipe prints vp (\d{1,3})", (row.top.text("notes") or "").lower())):
+        row.assume(f"vpp={said[1]} (as a later release prints the same recipe)")
+        return int(said[1])
     if stated is None and pp > 1:
         row.assume(f"vpp={framework.defaults.vpp.value}")
     return stated or framework.defaults.vpp.value

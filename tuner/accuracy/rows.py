@@ -12,6 +12,7 @@ from tuner.accuracy.described import cluster_of, model_of
 from tuner.accuracy.fields import Row, Skipped, Unscorable, first_problem, read_lines, row_id, row_of
 from tuner.accuracy.knobs import plan_of
 from tuner.accuracy.step_time import measured_step_s
+from tuner.cluster import Sourced
 from tuner.errors import SpecError
 from tuner.job import PEAK_OF, Framework, Job
 from tuner.load import load_spec
@@ -89,7 +90,7 @@ class Reader:
         before = len(row.assumed)
         year = source_year(row)
         names = [row.top.text("framework") or "unstated", row.top.text("release"), row.top.text("task"), year]
-        config = {key: row.config.data.get(key) for key in ("precision", "attention", "global_batch")} | {
+        config = {key: row.config.data.get(key) for key in ("precision", "attention", "fused_norm", "global_batch")} | {
             "pure": "mp mode pure" in row.notes
         }
         key = json.dumps([names, row.model.data, row.cluster.data, config], sort_keys=True, default=str)
@@ -174,6 +175,8 @@ def _framework(row: Row) -> Framework:
     if framework is None:
         framework = framework_preset("unstated")
         row.assume(f"framework={framework.name} (no preset is called {name[:40]})")
+    if (fused := row.config.flag("fused_norm")) is not None:
+        framework = framework.replace(fused_norm=Sourced[bool](value=fused, source=row.id))
     if "mp mode pure" in row.notes and framework.reduce_bytes:  # Composer: PURE reduces gradients in 16 bits
         framework = framework.replace(reduce_bytes=framework.reduce_bytes.model_copy(update={"value": 2}))
     return framework
