@@ -60,6 +60,7 @@ class Model(Spec):
     (GPT), `qkv_bias` alone is Qwen2's, `output_bias` is that of the attention's output projection (GPT-OSS has both),
     `mlp_bias` that of the MLP.
     `qk_norm` normalises queries and keys, each head by itself (Qwen3) or, with `qk_norm_whole`, all heads together (OLMo 2).
+    `dropout`: trained with dropout behind embedding, attention and MLP and on attention weights (GPT), which keeps its masks.
     `embedding_norm` is BLOOM's norm behind the embedding. `positions` learned adds max_positions x hidden parameters.
     """
 

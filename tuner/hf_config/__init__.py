@@ -87,6 +87,9 @@ def _fields(c: Config, family: Family) -> dict[str, Any]:
         "output_bias": c.flag(family.output_bias),
         "mlp_bias": c.flag(family.mlp_bias),
         "attention_sinks": family.sinks,
+        "dropout": c.rate(
+            "resid_pdrop", "hidden_dropout", "residual_dropout", "dropout", "attention_dropout", "attn_pdrop", default=family.dropout
+        ),
         "mla": mla,
         "sliding_window": window(c, family.window, layers),
         "moe": moe(c, family.moe, layers) if family.moe else None,

@@ -82,6 +82,16 @@ class Config:
             return default
         return value
 
+    def rate(self, *names: str, default: bool) -> bool:
+        """Return whether any of these dropout rates is above zero, or the default when the file has none of them."""
+        rates = {name: self.get(name) for name in names}
+        given = {name: rate for name, rate in rates.items() if rate is not None}
+        for name, rate in given.items():
+            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1:
+                self.add(name, rate, "must be a rate from 0 to 1")
+                return default
+        return any(rate > 0 for rate in given.values()) if given else default
+
     def sequence(self, key: str, length: int) -> list[Any] | None:
         """Return a list with one entry for each layer, or None when the key is absent."""
         value = self.get(key)

@@ -22,7 +22,7 @@ class Family:
     """What a family builds. Flags are fixed or (key, default); `adjust` returns fields of Model that need more than a key.
 
     norms: per layer; ffn_ratio: ffn_hidden / hidden when the width is absent; kv_heads: when absent (0: as heads); head_dim: when
-    absent (0: hidden / heads); position_offset: rows of the position table beyond max_positions; mtp: keys that count MTP layers.
+    absent (0: hidden / heads); dropout: when no key says so; position_offset: rows of the position table beyond max_positions; mtp: keys that count MTP layers.
     """
 
     gated: bool = True
@@ -39,6 +39,7 @@ class Family:
     sinks: bool = False
     positions: Literal["rotary", "learned", "alibi", "none"] = "rotary"
     position_offset: int = 0
+    dropout: bool = False
     ffn_ratio: int = 0
     kv_heads: int = 0
     head_dim: int = 0
@@ -193,15 +194,15 @@ FAMILIES: dict[str, Family] = {
         window=WindowKeys(mode="period", size=128, period=2),
         moe=MoeKeys(ffn=_FFN, router_bias=True, expert_bias=True),
     ),
-    "gpt2": Family(**_GPT, tied=True, positions="learned"),
-    "gpt_bigcode": Family(**_GPT, tied=True, positions="learned", adjust=_multi_query),
+    "gpt2": Family(**_GPT, tied=True, positions="learned", dropout=True),
+    "gpt_bigcode": Family(**_GPT, tied=True, positions="learned", dropout=True, adjust=_multi_query),
     "gpt_neo": Family(**_GPT, tied=True, positions="learned", adjust=_gpt_neo),
     "gpt_neox": Family(**_GPT),
     "gptj": Family(gated=False, norm="layer", norms=1, mlp_bias=True, ffn_ratio=4),
     "codegen": Family(gated=False, norm="layer", norms=1, mlp_bias=True, ffn_ratio=4),
     "bloom": Family(**_GPT, tied=True, positions="alibi", embedding_norm=True),
-    "opt": Family(**_GPT, tied=True, positions="learned", position_offset=2, adjust=_opt),
-    "xglm": Family(**_GPT, tied=True, positions="none"),
+    "opt": Family(**_GPT, tied=True, positions="learned", position_offset=2, dropout=True, adjust=_opt),
+    "xglm": Family(**_GPT, tied=True, positions="none", dropout=True),
     "mpt": Family(gated=False, tied=True, ffn_ratio=4, adjust=_mpt),
     "dbrx": Family(norm="rms", ffn_ratio=4, adjust=_dbrx),
     "falcon": Family(gated=False, norm="layer", tied=True, biases=("bias", False), ffn_ratio=4, adjust=_falcon),
