@@ -6,7 +6,7 @@ Each verb of the command line is a function here, with the same names for its ar
     found = tuner.search(model="llama3-70b", cluster="h100x64", seq_len=8192, global_batch=512)
     found.ranking[0].plan, found.record()   # record() is what --json prints
 
-Presets are the module tuner.presets. Nothing heavy is imported before a verb is called.
+`tuner.presets` and `tuner.search` are modules that can be called. Nothing heavy is imported before a verb is called.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ __all__ = [
     "validate",
 ]
 
-_VERBS = frozenset({"doctor", "estimate", "explain", "search", "validate"})
+_VERBS = frozenset({"doctor", "estimate", "explain", "validate"})
+_CALLABLE_MODULES = frozenset({"presets", "search"})
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE_MODULES:
+        from importlib import import_module
+
+        return import_module(f"tuner.{name}")
     if name not in _VERBS:
         raise AttributeError(f"module 'tuner' has no attribute {name!r}")
     from tuner import workflow

@@ -1,0 +1,63 @@
+"""The application: its verbs, in the order of the help page."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from tuner.cli import doctor, estimate, explain, presets, search, validate
+from tuner.cli.help import Group, Verb
+from tuner.cli.output import silence_stdout
+
+HELP = """\
+Finds the best parallelism configuration for training a large language model.
+
+\b
+Examples:
+  tuner search --model llama3-70b --cluster h100x64 --seq 8192 --global-batch 512
+  tuner estimate --model gpt3-175b --cluster a100x1024 --seq 2048 --global-batch 1536 --plan tp=8,pp=8
+  tuner presets models
+
+Results go to stdout, progress and words to stderr. Exit codes: 0 ok, 1 nothing feasible, 2 bad input, 3 illegal or does not fit,
+4 the machine or the program failed.
+"""
+
+app = typer.Typer(
+    cls=Group,
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import tuner
+
+        typer.echo(f"tuner {tuner.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version and exit.")) -> None:
+    del version
+
+
+for verb in (search, estimate, explain, presets, validate, doctor):
+    app.command(cls=Verb, name=verb.__name__.rpartition(".")[2], help=verb.HELP, short_help=verb.SHORT)(verb.VERB)
+
+
+def main() -> None:
+    """Run the command line: the console script `tuner`."""
+    try:
+        app(prog_name="tuner")
+    except BrokenPipeError:
+        silence_stdout()
+        sys.exit(141)
+    except KeyboardInterrupt:
+        os.write(2, b"tuner: interrupted\n")
+        sys.exit(130)

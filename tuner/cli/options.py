@@ -1,0 +1,233 @@
+"""The options that verbs share, as dataclasses: a verb names the groups it takes, `unpacks` lays them out for typer.
+
+Each field is an option of the same name (a test compares them with tuner.request.Request). Values stay the text that a person
+wrote; tuner.request reads them, so that a bad number is reported together with everything else that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JOB, RUN, SPACE, ANSWER, OUTPUT = "Job", "How it runs", "What to search", "What is best", "Output"
+
+
+def _names(kind: str) -> Callable[[str], list[str]]:
+    """Return the completion of a preset's name or, where none begins so, of a file's."""
+
+    def complete(incomplete: str) -> list[str]:
+        from tuner import presets
+
+        found = [name for name in presets.names(kind) if name.startswith(incomplete.lower())]
+        return found or _files(incomplete)
+
+    return complete
+
+
+def _files(incomplete: str) -> list[str]:
+    folder = Path(incomplete if incomplete.endswith("/") else incomplete.rpartition("/")[0] or ".").expanduser()
+    shown = incomplete.rpartition("/")[0] + "/" if "/" in incomplete else ""
+    start = incomplete.rpartition("/")[2]
+    try:
+        return [shown + entry.name + ("/" if entry.is_dir() else "") for entry in folder.iterdir() if entry.name.startswith(start)]
+    except OSError:
+        return []
+
+
+def _words(*words: str) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def _opt(*names: str, metavar: str, text: str, panel: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, autocompletion=complete)
+
+
+Text = Optional[str]  # noqa: UP045 (typer reads it at run time)
+Texts = Optional[list[str]]  # noqa: UP045
+
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
+STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
+OBJECTIVES = ("throughput", "cost", "memory")
+KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "spaces")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What is trained, on what, with which software."""
+
+    job: Annotated[
+        Text,
+        _opt("--job", metavar="FILE", text="YAML with any of these options; the command line wins", panel=JOB, complete=_names("jobs")),
+    ] = None
+    model: Annotated[
+        Text,
+        _opt("--model", "-m", metavar="MODEL", text="Preset, YAML file or Hugging Face config.json", panel=JOB, complete=_names("models")),
+    ] = None
+    cluster: Annotated[
+        Text,
+        _opt(
+            "--cluster",
+            "-c",
+            metavar="CLUSTER",
+            text="Preset with a count of GPUs, like h100x1024, or YAML file",
+            panel=JOB,
+            complete=_names("clusters"),
+        ),
+    ] = None
+    gpus: Annotated[Text, _opt("--gpus", "-g", metavar="N", text="GPUs of the cluster; for search also a range, 256..1024", panel=JOB)] = (
+        None
+    )
+    seq_len: Annotated[Text, _opt("--seq", "--seq-len", "-s", metavar="N", text="Tokens of a sequence: 8192 or 8k", panel=JOB)] = None
+    global_batch: Annotated[
+        Text, _opt("--global-batch", "--gbs", "-b", metavar="N", text="Sequences of a step over all GPUs", panel=JOB)
+    ] = None
+    tokens: Annotated[Text, _opt("--tokens", metavar="N", text="Tokens of the whole run, like 15T: gives days and cost", panel=JOB)] = None
+    ramp_up: Annotated[
+        Text,
+        _opt("--ramp-up", metavar="START,BY,SAMPLES", text="Batch ramp-up as Megatron-LM has it; counted in the days", panel=JOB),
+    ] = None
+    task: Annotated[
+        Text, _opt("--task", metavar="TASK", text="pretrain (default), sft or lora", panel=JOB, complete=_words("pretrain", "sft", "lora"))
+    ] = None
+    lora_rank: Annotated[Text, _opt("--lora-rank", metavar="N", text="Rank of the adapters, for --task lora (16)", panel=JOB)] = None
+    precision: Annotated[
+        Text, _opt("--precision", metavar="NAME", text=f"{', '.join(PRECISIONS)} (bf16)", panel=RUN, complete=_words(*PRECISIONS))
+    ] = None
+    framework: Annotated[
+        Text,
+        _opt(
+            "--framework",
+            metavar="NAME",
+            text="Whose rules and defaults hold (megatron-lm); list: tuner presets frameworks",
+            panel=RUN,
+            complete=_names("frameworks"),
+        ),
+    ] = None
+    release: Annotated[Text, _opt("--release", metavar="TEXT", text="Release of the framework, to choose a calibration", panel=RUN)] = None
+    attention: Annotated[
+        Text,
+        _opt("--attention", metavar="KERNEL", text="flash or unfused (the framework's)", panel=RUN, complete=_words("flash", "unfused")),
+    ] = None
+    calibration: Annotated[
+        Text,
+        _opt(
+            "--calibration",
+            metavar="NAME",
+            text="auto (default), none for hardware figures alone, a preset or a file",
+            panel=RUN,
+            complete=_names("calibrations"),
+        ),
+    ] = None
+    price: Annotated[Text, _opt("--price", metavar="AMOUNT", text="Price of a GPU-hour, like 2.5: gives the cost", panel=RUN)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """Which plans are looked at, and which of them is best."""
+
+    space: Annotated[
+        Text, _opt("--space", metavar="FILE", text="Axes to search: preset or YAML file", panel=SPACE, complete=_names("spaces"))
+    ] = None
+    fix: Annotated[Texts, _opt("--fix", metavar="KNOB=VALUE", text="Hold a knob: --fix tp=8 (repeatable)", panel=SPACE)] = None
+    limit: Annotated[Texts, _opt("--limit", metavar="TEXT", text='Bound a knob: --limit "pp<=16" (repeatable; quote it)', panel=SPACE)] = (
+        None
+    )
+    max_memory: Annotated[
+        Text, _opt("--max-memory", metavar="SIZE", text='Memory a GPU may use, like "70 GB" (all of it)', panel=SPACE)
+    ] = None
+    current: Annotated[
+        Text,
+        _opt("--current", metavar="PLAN", text="Your plan, ranked beside the best: tp=8,pp=2,recompute=full", panel=ANSWER),
+    ] = None
+    objective: Annotated[
+        Text,
+        _opt("--objective", metavar="NAME", text=f"{', '.join(OBJECTIVES)} (throughput)", panel=ANSWER, complete=_words(*OBJECTIVES)),
+    ] = None
+    deadline: Annotated[
+        Text, _opt("--deadline", metavar="TIME", text="With --gpus A..B and --tokens: cheapest count done in, say, 30d", panel=ANSWER)
+    ] = None
+    top: Annotated[Text, _opt("--top", "-k", metavar="N", text="Plans to rank (10)", panel=ANSWER)] = None
+    strategy: Annotated[
+        Text,
+        _opt("--strategy", metavar="NAME", text=f"{', '.join(STRATEGIES)} (exhaustive)", panel=ANSWER, complete=_words(*STRATEGIES)),
+    ] = None
+    trials: Annotated[Text, _opt("--trials", metavar="N", text="Plans that tpe and gp try (200)", panel=ANSWER)] = None
+    seed: Annotated[Text, _opt("--seed", metavar="N", text="Seed of tpe and gp (0)", panel=ANSWER)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The one plan that is asked about."""
+
+    plan: Annotated[
+        Text,
+        _opt("--plan", "-p", metavar="PLAN", text="tp=8,pp=2,recompute=full; the rest is the framework's default", panel="Plan"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Show:
+    """Where the answer goes, and how much is said on the way."""
+
+    json: Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else", rich_help_panel=OUTPUT)] = False
+    out: Annotated[Text, _opt("--out", "-o", metavar="PATH", text="Write the answer there as well", panel=OUTPUT)] = None
+    no_color: Annotated[bool, typer.Option("--no-color", help="No colours (as NO_COLOR=1)", rich_help_panel=OUTPUT)] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes", rich_help_panel=OUTPUT)] = False
+    verbose: Annotated[
+        int,
+        typer.Option("--verbose", "-v", count=True, help="More notes; -vv: also tracebacks", rich_help_panel=OUTPUT, show_default=False),
+    ] = 0
+
+
+def named_calibration(text: str) -> Any:
+    """Return the option that names a calibration, for a verb that takes no job."""
+    return _opt("--calibration", metavar="NAME", text=text, panel="Options", complete=_names("calibrations"))
+
+
+ARGUMENTS = frozenset(f.name for group in (JobOptions, SearchOptions, PlanOptions, Show) for f in dataclasses.fields(group))
+
+
+def given(*groups: Any) -> dict[str, Any]:
+    """Return the options of these groups that stand on the command line."""
+    values = {f.name: getattr(group, f.name) for group in groups for f in dataclasses.fields(group)}
+    return {name: value for name, value in values.items() if value not in (None, [], ())}
+
+
+def _filled(kind: Any, values: dict[str, Any]) -> Any:
+    return kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
+
+
+def unpacks(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return `verb` with each parameter whose type is one of these dataclasses laid out as its options."""
+    hints = get_type_hints(verb, include_extras=True)
+    packs = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+
+    def command(**values: Any) -> None:
+        packed = {name: _filled(kind, values) for name, kind in packs.items()}
+        verb(**packed, **values)
+
+    parameters = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if name not in packs:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        options = get_type_hints(packs[name], include_extras=True)
+        for field in dataclasses.fields(packs[name]):
+            parameters.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name])
+            )
+    command.__name__, command.__doc__ = verb.__name__, verb.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command

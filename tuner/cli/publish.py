@@ -1,0 +1,36 @@
+"""Hand an answer over: text or JSON to stdout, and to a file with --out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.cli.output import json_text, terminal_width, wants_color, write_file
+from tuner.report.table import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tuner.cli.options import Show
+
+
+def note(text: str, show: Show, level: int = 0) -> None:
+    """Say something on stderr: always but with --quiet, from -v on (level 1) or -vv on (level 2)."""
+    if not show.quiet and show.verbose >= level:
+        sys.stderr.write(text + "\n")
+
+
+def page_for(show: Show) -> Page:
+    """Return the page that stdout is."""
+    return Page(width=terminal_width(), color=wants_color(show.no_color))
+
+
+def publish(record: Any, text: Callable[[Any, Page], str], show: Show) -> None:
+    """Print the record (as JSON with --json), and write it to --out: JSON for a name that ends in .json or with --json, else text."""
+    if show.out is not None:
+        path = Path(show.out).expanduser()
+        as_json = show.json or path.suffix.lower() == ".json"
+        write_file(path, json_text(record) if as_json else text(record, Page()))
+        note(f"wrote {path}", show)
+    sys.stdout.write((json_text(record) if show.json else text(record, page_for(show))) + "\n")

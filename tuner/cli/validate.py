@@ -1,0 +1,49 @@
+"""tuner validate: how wrong is the model on these measured rows?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tuner.cli.guard import guarded
+from tuner.cli.options import Show, named_calibration, unpacks
+
+SHORT = "How wrong the model is on measured runs"
+HELP = """\
+How wrong the model is on measured runs: JSONL files, one run a line.
+
+Prints the errors of time and memory, fits against out of memory, and how well each series of layouts is ranked. Rows that do
+not state enough are skipped, with the reason.
+
+\b
+Examples:
+  tuner validate runs.jsonl
+  tuner validate published/*.jsonl --calibration none --json
+"""
+
+
+@unpacks
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="JSONL files of measured runs", show_default=False)],
+    calibration: Annotated[str, named_calibration("auto (default), none for hardware figures alone, a preset or a file")] = "auto",
+    *,
+    show: Show,
+) -> None:
+    """Score the model on measured rows."""
+
+    def run() -> int:
+        from tuner import workflow
+        from tuner.cli.output import Progress
+        from tuner.cli.publish import publish
+        from tuner.report.validate import validate_text
+
+        with Progress(show.quiet) as progress:
+            answer: Any = workflow.validate(files, calibration=calibration, progress=progress)
+        publish(answer.record(), validate_text, show)
+        return 0
+
+    guarded(run, show)
+
+
+VERB = validate

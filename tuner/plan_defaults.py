@@ -1,0 +1,48 @@
+"""A whole plan from the knobs that somebody stated: the rest is what the framework does when nobody sets it, and is named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tuner.errors import PlanError, Problem
+from tuner.search.space import RUNTIME
+from tuner.search.space import complete as with_defaults
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tuner.job import Job
+    from tuner.plan import Plan
+
+
+def complete(job: Job, fields: Mapping[str, int], where: str = "plan") -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan of these fields (as plan_text.parse_knobs gives them) and the knobs that took the framework's default.
+
+    A default is named only where it matters: not interleaving without a pipeline, nor sequence parallelism without tensor
+    parallelism. etp follows tp in Megatron-LM (--expert-tensor-parallel-size) and is 1 elsewhere. A stated dp must be the one
+    that the other degrees leave.
+    """
+    stated = {name: value for name, value in fields.items() if name != "dp"}
+    _check_mesh(job, fields, where)
+    tp, pp = stated.get("tp", 1), stated.get("pp", 1)
+    matters = {"recompute": True, "zero": job.gpus > tp * pp, "vpp": pp > 1, "pipeline_layout": pp > 1, "sequence_parallel": tp > 1}
+    if job.model.moe and tp > 1 and "megatron" in job.framework.rules:
+        matters["etp"] = True
+        stated = {"etp": tp} | stated
+    plan = with_defaults(job, stated)
+    matters |= {knob: bool(getattr(plan, knob)) for knob in RUNTIME}
+    spelled = {"pipeline_layout": "embedding_layers"}
+    return plan, tuple(knob for knob, yes in matters.items() if yes and spelled.get(knob, knob) not in fields)
+
+
+def _check_mesh(job: Job, fields: Mapping[str, int], where: str) -> None:
+    """Refuse degrees that no mesh of the job's GPUs has: there is nothing to estimate then."""
+    tp, pp, cp = (fields.get(name, 1) for name in ("tp", "pp", "cp"))
+    ranks = tp * pp * cp
+    mesh = f"tp {tp} x pp {pp} x cp {cp} = {ranks}"
+    if ranks > job.gpus or job.gpus % ranks:
+        rule = "exceeds" if ranks > job.gpus else "must divide"
+        raise PlanError([Problem(where=where, path="", value="", rule=f"{mesh} {rule} the {job.gpus} GPUs")])
+    dp = job.gpus // ranks
+    if fields.get("dp", dp) != dp:
+        raise PlanError([Problem(where=where, path="dp", value=str(fields["dp"]), rule=f"must be {dp}: {job.gpus} GPUs / ({mesh})")])

@@ -1,0 +1,99 @@
+"""What one plan costs, as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tuner.report.table import Column, Page, Table
+from tuner.report.words import (
+    gigabytes,
+    header,
+    knob_words,
+    labelled,
+    mesh,
+    mfu_words,
+    percent,
+    plan_words,
+    probability,
+    seconds,
+    stage_name,
+)
+from tuner.units import show_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def estimate_text(record: dict[str, Any], page: Page) -> str:
+    """Return the report of an estimate's record."""
+    lines = [*header(record["job"], record["calibration"], page), ""]
+    lines += headline(record, page)
+    lines += memory_lines(record, page)
+    lines += run_lines(record, page)
+    lines += broken_lines(record["broken"], page)
+    lines += ["", *stage_table(record, page)]
+    return "\n".join(lines)
+
+
+def headline(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the plan, its mesh, what was assumed, and its time and speed."""
+    job, plan = record["job"], record["plan"]
+    lines = labelled("plan", plan_words(plan), page)
+    lines += labelled("", f"{mesh(plan, job)}; {record['microbatches']:,} micro batches of {plan['micro_batch']}", page)
+    if record["assumed"]:
+        words = ", ".join(knob_words(name, plan[name]) for name in record["assumed"])
+        lines += labelled("assumed", f"{words}: what {job['framework']} does when not told", page)
+    lines += labelled("time", f"{seconds(record['step_s'])} a step, 90 % range {interval(record)}, {record['basis']}", page)
+    speed = f"{record['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, MFU {percent(record['mfu'])} % ({mfu_words(job)})"
+    return [*lines, *labelled("speed", speed, page)]
+
+
+def interval(record: dict[str, Any]) -> str:
+    """Return the 90 % interval of a step: 17.1-26.7 s."""
+    return f"{seconds(record['low_s']).removesuffix(' s')}-{seconds(record['high_s'])}"
+
+
+def memory_lines(record: dict[str, Any], page: Page) -> list[str]:
+    """Return what the fullest stage needs, of what, and whether it fits."""
+    place = stage_name(record["worst_stage"], record["plan"]["pp"])
+    need = f"{gigabytes(record['memory_bytes'])} of {gigabytes(record['job']['gpu_memory_bytes'])} GB" + (f" on {place}" if place else "")
+    verdict = "fits" if record["fits"] else "does not fit"
+    lines = labelled("memory", f"{need}, P(OOM) {probability(record['p_oom'])}: {verdict}", page)
+    return lines if record["fits"] else [page.bad(line) for line in lines] if page.color else lines
+
+
+def run_lines(record: dict[str, Any], page: Page) -> list[str]:
+    """Return days, GPU-hours and cost of the whole run, where a token budget is given."""
+    run = record["run"]
+    if run is None:
+        return []
+    cost = f", cost {run['cost']:,.0f} at {record['job']['price_per_gpu_hour']:g} a GPU-hour" if run["cost"] is not None else ""
+    text = f"{show_count(run['tokens'])} tokens in {run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost} (no restarts counted)"
+    return labelled("run", text, page)
+
+
+def broken_lines(broken: Sequence[dict[str, Any]], page: Page) -> list[str]:
+    """Return the rules that the plan breaks."""
+    lines = []
+    for item in broken:
+        label = "illegal" if item["severity"] == "error" else "warning"
+        lines += labelled(label, f"{item['text']} [{item['rule']}]", page)
+    return lines
+
+
+def stage_table(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the memory of the stages that matter: first, last and fullest."""
+    stages = record["stages"]
+    pp = len(stages)
+    shown = [stages[i] for i in sorted({0, record["worst_stage"], pp - 1})]
+    terms = [{term["name"]: term["value"] for term in stage["memory"]} for stage in shown]
+    names = [name for name in terms[0] if any(each[name] for each in terms)]
+    largest = sorted(names, key=lambda name: -max(each[name] for each in terms))
+    columns = [
+        Column("GB", [stage_name(stage["index"], pp) or "each rank" for stage in shown], left=True),
+        Column("total", [gigabytes(stage["memory_bytes"]) for stage in shown]),
+        Column("layers", [str(stage["layers"]) for stage in shown], rank=30),
+        Column("in flight", [f"{stage['in_flight']:g}" for stage in shown], rank=20),
+    ]
+    columns += [Column(name.replace("_", " "), [gigabytes(each[name]) for each in terms], rank=1 + largest.index(name)) for name in names]
+    return Table(columns).lines(page)

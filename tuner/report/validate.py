@@ -1,0 +1,87 @@
+"""How wrong the model is on measured rows, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tuner.report.table import Column, Page, Table
+from tuner.report.words import percent
+
+MOST_REASONS = 8
+
+
+def validate_text(record: dict[str, Any], page: Page) -> str:
+    """Return the scores of a validation's record as tables."""
+    summary = record["summary"]
+    lines = [f"{len(record['rows']):,} rows scored, {len(record['skipped']):,} skipped", ""]
+    lines += error_table(summary, page)
+    lines += ["", fit_words(summary["fit"]), ""]
+    if summary["by_source"]:
+        lines += [*source_table(summary, page), ""]
+    lines += series_lines(summary)
+    lines += skipped_lines(record["skipped"])
+    return "\n".join(lines)
+
+
+def share(value: float | None, sign: bool = False) -> str:
+    """Return a fraction in percent, "-" where there is none."""
+    return "-" if value is None else f"{100 * value:+.1f} %" if sign else f"{percent(value)} %"
+
+
+def number(value: float | None) -> str:
+    """Return a rank correlation, "-" where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def error_table(summary: dict[str, Any], page: Page) -> list[str]:
+    """Return the errors of time and memory; what stands apart from the time's where it has rows."""
+    rows = [("time", summary["time"]), ("memory", summary["memory"])]
+    rows += [(f"time, {name}", scores) for name, scores in summary.get("apart", {}).items() if scores["n"]]
+    return Table(
+        [
+            Column("", [name for name, _ in rows], left=True),
+            Column("rows", [f"{scores['n']:,}" for _, scores in rows]),
+            Column("median |error|", [share(scores["median_abs_err"]) for _, scores in rows]),
+            Column("90th pct", [share(scores["p90_abs_err"]) for _, scores in rows]),
+            Column("mean error", [share(scores["bias"], sign=True) for _, scores in rows], rank=2),
+            Column("in 90 % range", [share(scores["coverage90"]) for _, scores in rows], rank=1),
+        ]
+    ).lines(page)
+
+
+def fit_words(fit: dict[str, int]) -> str:
+    """Return the confusion of fits and out of memory in a sentence."""
+    ran, out = fit["true_fit"] + fit["false_oom"], fit["true_oom"] + fit["false_fit"]
+    fitted, failed = f"{fit['true_fit']:,} were predicted to fit", f"{fit['true_oom']:,} were predicted to"
+    return f"memory: of {ran:,} rows that ran {fitted}; of {out:,} that ran out {failed}"
+
+
+def source_table(summary: dict[str, Any], page: Page) -> list[str]:
+    """Return the scores of each source, and the means over sources."""
+    sources = summary["by_source"]
+    total = {"kendall_tau": summary["mean_kendall_tau"], "regret": summary["mean_regret"]}
+    return Table(
+        [
+            Column("source", [*(s["source"] for s in sources), "mean over sources"], left=True),
+            Column("rows", [*(f"{s['n']:,}" for s in sources), ""]),
+            Column("time", [*(share(s["time"]["median_abs_err"]) for s in sources), ""], rank=1),
+            Column("90th pct", [*(share(s["time"]["p90_abs_err"]) for s in sources), ""], rank=4),
+            Column("memory", [*(share(s["memory"]["median_abs_err"]) for s in sources), ""], rank=3),
+            Column("tau", [number(s["kendall_tau"]) for s in [*sources, total]]),
+            Column("regret", [share(s["regret"]) for s in [*sources, total]]),
+        ],
+        styles={len(sources): page.bold},
+    ).lines(page)
+
+
+def series_lines(summary: dict[str, Any]) -> list[str]:
+    """Return how many series the ranks were measured on."""
+    return [f"tau and regret: over {len(summary['series'])} series of at least 5 layouts (--json lists them)"]
+
+
+def skipped_lines(skipped: list[dict[str, Any]]) -> list[str]:
+    """Return the commonest reasons for which rows were skipped."""
+    reasons = Counter(item["why"] for item in skipped)
+    lines = [f"  {n:>5,}  {why}" for why, n in reasons.most_common(MOST_REASONS)]
+    return ["", "skipped:", *lines, *(["  ..."] if len(reasons) > MOST_REASONS else [])] if skipped else []

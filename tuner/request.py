@@ -1,0 +1,318 @@
+"""A question as a person puts it: texts and numbers from a command line, a YAML file or a Python call, read into specs.
+
+The three ways in share these names, so a job file holds what the command line would. Each value is checked where it is read, and
+everything wrong with a question is reported at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tuner import presets
+from tuner.cluster import Cluster
+from tuner.errors import Problem, SpecError, nearest, one_problem
+from tuner.job import Framework, Job
+from tuner.load import load_spec, load_yaml
+from tuner.model import Model
+from tuner.plan_text import parse_knobs, split_knobs
+from tuner.units import parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    T = TypeVar("T")
+
+DEFAULT_FRAMEWORK = "megatron-lm"
+MOST_COUNTS = 64
+LARGEST = 10_000_000
+_COUNT = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d{1,12})\s*([kKmM]?)")
+_COUNTED_CLUSTER = re.compile(r".+?\s*[x*:]\s*\d+")
+_COUNT_AT_END = re.compile(r"\s*[x*:]\s*\d+\s*$")
+_RANGE = re.compile(r"(\d{1,9})\s*\.\.\s*(\d{1,9})(?:\s*:\s*(\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Every question's parts, each as given (None: not given). The fields are the command line's options."""
+
+    job: Any = None
+    model: Any = None
+    cluster: Any = None
+    gpus: Any = None
+    seq_len: Any = None
+    global_batch: Any = None
+    tokens: Any = None
+    ramp_up: Any = None
+    task: Any = None
+    lora_rank: Any = None
+    precision: Any = None
+    framework: Any = None
+    release: Any = None
+    attention: Any = None
+    calibration: Any = None
+    price: Any = None
+    space: Any = None
+    fix: Any = None
+    limit: Any = None
+    max_memory: Any = None
+    current: Any = None
+    objective: Any = None
+    deadline: Any = None
+    top: Any = None
+    strategy: Any = None
+    trials: Any = None
+    seed: Any = None
+    plan: Any = None
+
+
+JOB_KEYS = tuple(f.name for f in dataclasses.fields(Request))[:16]
+SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:-1]
+
+
+class Problems:
+    """Collects what is wrong, so that a question's problems are reported together."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+
+    def trying(self, read: Callable[[], T]) -> T | None:
+        """Return what `read` returns, or note its SpecError and return None."""
+        try:
+            return read()
+        except SpecError as error:
+            self.found.extend(error.problems)
+        return None
+
+    def add(self, name: str, value: object, rule: str, hint: str = "") -> None:
+        """Note one problem with the part of the question called `name`."""
+        self.found.extend(one_problem(name, "", "" if value is None else value, rule, hint).problems)
+
+    def raise_any(self) -> None:
+        """Raise a SpecError when anything was noted."""
+        if self.found:
+            raise SpecError(self.found)
+
+
+def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:
+    """Return the request of these arguments on top of its job file's; `keys` are those that this verb takes."""
+    unknown = [name for name in given if name not in keys]
+    if unknown:
+        raise SpecError([Problem(where=n, path="", value="", rule="is no argument of this verb", hint=nearest(n, keys)) for n in unknown])
+    values = {name: value for name, value in given.items() if value is not None}
+    if values.get("job") is not None:
+        values = _job_file(values["job"], keys) | values
+    return Request(**values)
+
+
+def _job_file(name: Any, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a job file says, as texts; a model or cluster file is looked for beside it. Keys of other verbs are left out."""
+    path = presets.find("jobs", str(name))
+    data = load_yaml(path)
+    if not isinstance(data, dict):
+        raise one_problem(str(path), "", "", "must be a mapping, like model: llama3-70b")
+    known = [f.name for f in dataclasses.fields(Request) if f.name != "job"]
+    problems = []
+    found = {}
+    for key, value in data.items():
+        if key in ("description", "source"):
+            continue
+        if key not in known:
+            problems.append(Problem(where=str(path), path=str(key)[:80], value="", rule="unknown key", hint=nearest(str(key)[:80], known)))
+        elif isinstance(value, bool) or (isinstance(value, dict) and key not in ("current", "plan", "ramp_up")):
+            problems.append(Problem(where=str(path), path=key, value=str(value)[:80], rule="must be text or a number"))
+        elif key in keys and value is not None:
+            found[key] = _beside(path, value) if key in ("model", "cluster", "space", "calibration") else _as_text(value)
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def _as_text(value: Any) -> Any:
+    """Return a YAML number as text: a quantity must have its unit in a file."""
+    if isinstance(value, list):
+        return [_as_text(item) for item in value]
+    return value if isinstance(value, dict) else str(value)
+
+
+def _beside(path: Path, value: Any) -> str:
+    text = str(value)
+    here = path.parent / text
+    return str(here) if ("/" in text or text.endswith((".yaml", ".yml", ".json"))) and here.exists() else text
+
+
+def whole(value: Any, name: str, *, at_least: int = 1, most: int = 100_000_000, thousand: int = 0) -> int:
+    """Return a whole number from 8192, "8192", "8,192" or, where `thousand` is given, "8k" (k times `thousand`)."""
+    rule = f"must be a whole number from {at_least} to {most}" + (" (or like 8k)" if thousand else "")
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise one_problem(name, "", value, rule)
+    match = _COUNT.fullmatch(str(int(value) if isinstance(value, float) else value).strip()[:40])
+    if match is None or (match[2] and not thousand):
+        raise one_problem(name, "", value, rule)
+    number = int(re.sub("[,_]", "", match[1])) * (thousand ** {"": 0, "k": 1, "m": 2}[match[2].lower()] if match[2] else 1)
+    if not at_least <= number <= most:
+        raise one_problem(name, "", value, rule)
+    return number
+
+
+def quantity(value: Any, name: str, dimension: str) -> float:
+    """Return a positive quantity in SI units from text with its unit; a Python number is SI already."""
+    try:
+        number = parse_quantity(value, dimension=dimension)
+    except ValueError as error:
+        raise one_problem(name, "", value, str(error)) from None
+    if not 0 < number <= 1e30:
+        raise one_problem(name, "", value, "must be positive and at most 1e30")
+    return number
+
+
+def money(value: Any, name: str) -> float:
+    """Return a price from 2.5, "2.5" or "$2.50"."""
+    try:
+        number = float(str(value).strip().removeprefix("$").strip())
+    except ValueError:
+        number = -1.0
+    if isinstance(value, bool) or not 0 < number <= 1e6:
+        raise one_problem(name, "", value, "must be a price of a GPU-hour, like 2.5")
+    return number
+
+
+def read_ramp_up(value: Any) -> dict[str, int]:
+    """Return Megatron-LM's batch ramp-up from "32,32,48828125" (start, increment, samples) or a mapping of these."""
+    names = ("start", "increment", "samples")
+    if isinstance(value, dict):
+        parts = [value.get(name) for name in names] if set(value) == set(names) else []
+    else:
+        parts = [part for part in re.split(r"[,\s]+", str(value).strip()) if part]
+    if len(parts) != 3:
+        raise one_problem(
+            "ramp_up", "", value, "must be START,BY,SAMPLES: sequences at first, sequences added, sequences until the full batch"
+        )
+    return {name: whole(part, "ramp_up", most=2**31) for name, part in zip(names, parts, strict=True)}
+
+
+def knobs(value: Any, name: str) -> dict[str, int]:
+    """Return plan fields from "tp=8,pp=2", a list of such texts, or a mapping. A knob named twice is an error."""
+    if isinstance(value, dict):
+        return parse_knobs(value, name)
+    pairs: dict[str, str] = {}
+    for text in value if isinstance(value, (list, tuple)) else [value]:
+        for key, part in split_knobs(str(text), name).items():
+            if pairs.get(key, part) != part:
+                raise one_problem(name, key, part, f"stands twice, first as {pairs[key]}")
+            pairs[key] = part
+    return parse_knobs(pairs, name)
+
+
+def read_job(request: Request) -> Job:
+    """Return the one job that the request describes. Raises SpecError listing every problem."""
+    return read_jobs(request, one=True)[0]
+
+
+def read_jobs(request: Request, *, one: bool = False) -> tuple[Job, ...]:
+    """Return the job on each count of GPUs that the request asks about, the smallest first."""
+    problems = Problems()
+    missing = {
+        "model": "a preset (`tuner presets models`), a YAML file or a Hugging Face config.json",
+        "cluster": "a preset and a count of GPUs, like h100x64 (`tuner presets clusters`), or a YAML file",
+        "seq_len": "tokens of a sequence, like 8192",
+        "global_batch": "sequences of a step over all GPUs, like 512",
+    }
+    for name, hint in missing.items():
+        if getattr(request, name) is None:
+            problems.add(name, None, "is missing", hint)
+    model = problems.trying(lambda: _model(request.model)) if request.model is not None else None
+    clusters = problems.trying(lambda: _clusters(request, one=one)) if request.cluster is not None else None
+    framework = problems.trying(lambda: _framework(request.framework))
+    fields: dict[str, Any] = {"task": request.task, "precision": request.precision, "release": request.release}
+    readers: dict[str, Callable[[Any], Any]] = {
+        "seq_len": lambda v: whole(v, "seq_len", thousand=1024),
+        "global_batch": lambda v: whole(v, "global_batch"),
+        "lora_rank": lambda v: whole(v, "lora_rank", most=4096),
+        "tokens": lambda v: quantity(v, "tokens", "tokens"),
+        "ramp_up": read_ramp_up,
+    }
+    for name, reader in readers.items():
+        value = getattr(request, name)
+        if value is not None:
+            fields[name] = problems.trying(lambda reader=reader, value=value: reader(value))  # type: ignore[misc]
+    if request.lora_rank is not None and request.task != "lora":
+        problems.add("lora_rank", request.lora_rank, "only means something with task lora")
+    if framework is not None:
+        fields["attention"] = request.attention or framework.defaults.attention.value
+    problems.raise_any()
+    fields |= {"model": model, "framework": framework}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return tuple(_job(fields | {"cluster": cluster}) for cluster in clusters or ())
+
+
+def _job(fields: dict[str, Any]) -> Job:
+    try:
+        job: Job = load_spec(Job, fields, "", units=False)
+    except SpecError as error:
+        raise SpecError([dataclasses.replace(p, where=p.path or "job", path="") for p in error.problems]) from None
+    return job
+
+
+def _model(value: Any) -> Model:
+    return value if isinstance(value, Model) else presets.model(str(value))
+
+
+def _framework(value: Any) -> Framework:
+    return value if isinstance(value, Framework) else presets.framework(DEFAULT_FRAMEWORK if value is None else str(value))
+
+
+def _clusters(request: Request, *, one: bool) -> tuple[Cluster, ...]:
+    """Return the cluster at each count of GPUs of the request."""
+    given = request.cluster
+    cluster = given if isinstance(given, Cluster) else presets.cluster(str(given))
+    if request.price is not None:
+        cluster = cluster.replace(price_per_gpu_hour=money(request.price, "price"))
+    if request.gpus is None:
+        return (cluster,)
+    counts = gpu_counts(request.gpus, cluster.gpus_per_node)
+    counted = isinstance(given, str) and "/" not in given and _COUNTED_CLUSTER.fullmatch(given.strip()) is not None
+    if counted and counts != (cluster.gpus,) and given not in presets.names("clusters"):
+        hint = f"the kind alone, like {str(given)[: _COUNT_AT_END.search(given).start()]}"  # type: ignore[union-attr]
+        raise one_problem("gpus", "", request.gpus, f"contradicts cluster {given}", hint)
+    if one and len(counts) > 1:
+        raise one_problem("gpus", "", request.gpus, "must be one count here", "search takes a range")
+    return tuple(cluster if n == cluster.gpus else presets.with_gpus(cluster, n, "gpus") for n in counts)
+
+
+def gpu_counts(value: Any, node: int = 8) -> tuple[int, ...]:
+    """Return the counts of "1024", "256..1024" or "256..1024:64", whole nodes of `node` GPUs (or parts of one).
+
+    Without a step: all whole nodes where these are at most MOST_COUNTS, else those of 1, 1.25, 1.5 and 1.75 times a power of two
+    of nodes, and both ends.
+    """
+    match = _RANGE.fullmatch(str(value).strip()) if isinstance(value, str) else None
+    if match is None:
+        return (whole(value, "gpus", most=LARGEST),)
+    first, last, step = int(match[1]), int(match[2]), int(match[3] or 0)
+    if not 1 <= first <= last <= LARGEST or (match[3] and step < 1):
+        raise one_problem("gpus", "", value, "must be like 256..1024 or 256..1024:64, the smaller count first")
+    if step:
+        counts = list(range(first, last + 1, step)[: 10 * MOST_COUNTS + 1])
+        if len(counts) > 10 * MOST_COUNTS:
+            raise one_problem("gpus", "", value, f"gives more than {10 * MOST_COUNTS} counts", "take a larger step")
+    elif last <= node:
+        counts = [n for n in range(first, last + 1) if node % n == 0]
+    else:
+        counts = [node * n for n in _node_counts(-(-first // node), last // node)]
+    if not counts or any(n > node and n % node for n in counts):
+        low = max(first // node, 1) * node
+        hint = f"like {low}..{max(last // node * node, low)}:{node}"
+        raise one_problem("gpus", "", value, f"must give whole nodes of {node} GPUs", hint)
+    return tuple(counts)
+
+
+def _node_counts(first: int, last: int) -> list[int]:
+    if last - first < MOST_COUNTS:
+        return list(range(first, last + 1))
+    scale = range(last.bit_length() - 2)
+    shapes = {quarter * 2**i // 4 for i in scale for quarter in (16, 20, 24, 28)} | {1, 2, 3}
+    return sorted({first, last} | {n for n in shapes if first <= n <= last})

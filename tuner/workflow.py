@@ -1,0 +1,104 @@
+"""The verbs as functions: each reads its question into specs, asks the cost model or the search, and returns the answer.
+
+Nothing is printed here. `progress` is called with words and counts, and may be left out. Every answer has record(), which is what
+--json prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import one_problem
+from tuner.request import JOB_KEYS, knobs, read_job, read_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tuner.answers import EstimateAnswer
+    from tuner.cost_model.calibration import Calibration
+    from tuner.explained import ExplainAnswer
+    from tuner.health import DoctorAnswer
+    from tuner.job import Job
+    from tuner.plan import Plan
+    from tuner.request import Request
+    from tuner.shelf import PresetsAnswer
+
+    Progress = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidateAnswer:
+    """Rows with their predictions, the rows that were skipped and why, and the scores."""
+
+    document: dict[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Return the answer as JSON's types."""
+        return self.document
+
+
+def read_calibration(request: Request, job: Job) -> Calibration:
+    """Return the calibration that the request names ("auto" when it names none) for the job."""
+    from tuner.cost_model.calibration import Calibration, load_calibration
+
+    given = request.calibration
+    return given if isinstance(given, Calibration) else load_calibration("auto" if given is None else str(given), job)
+
+
+def read_plan(value: Any, job: Job, name: str) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan of a text, a mapping or a Plan, completed with the framework's defaults, and what was assumed."""
+    from tuner.plan import Plan
+    from tuner.plan_defaults import complete
+
+    return (value, ()) if isinstance(value, Plan) else complete(job, knobs(value, name), name)
+
+
+def _one_plan(given: dict[str, Any]) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
+    request = read_request(given, keys=(*JOB_KEYS, "plan"))
+    if request.plan is None:
+        raise one_problem("plan", "", "", "is missing", "the layout that is asked about, like tp=8,pp=2")
+    job = read_job(request)
+    plan, assumed = read_plan(request.plan, job, "plan")
+    return job, plan, assumed, read_calibration(request, job)
+
+
+def estimate(**given: Any) -> EstimateAnswer:
+    """Return what one plan costs. Arguments are those of the command line: model, cluster, seq_len, global_batch, plan, ..."""
+    from tuner.answers import answer_estimate
+
+    return answer_estimate(*_one_plan(given))
+
+
+def explain(**given: Any) -> ExplainAnswer:
+    """Return why a plan costs what it costs, what would make it legal and fit, and what one step in each knob changes."""
+    from tuner.explained import answer_explain
+
+    return answer_explain(*_one_plan(given))
+
+
+def validate(files: Any, *, calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:
+    """Return how wrong the model is on the measured rows of these JSONL files."""
+    from tuner.accuracy.validate import validate as score
+
+    paths = [Path(str(file)).expanduser() for file in ([files] if isinstance(files, (str, Path)) else files)]
+    if not paths:
+        raise one_problem("files", "", "", "are missing", "JSONL files with measured rows")
+    if progress is not None:
+        progress(f"scoring {len(paths)} files")
+    return ValidateAnswer(score(paths, str(calibration)))
+
+
+def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:
+    """Return the kinds of presets, the presets of a kind, or one preset with every figure and its source."""
+    from tuner.shelf import look
+
+    return look(kind, name)
+
+
+def doctor() -> DoctorAnswer:
+    """Return what works on this machine."""
+    from tuner.health import examine
+
+    return examine()
