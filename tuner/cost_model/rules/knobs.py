@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.cost_model.rules.rule import ALWAYS, DEEPSPEED, MEGATRON, NANOTRON, TORCHTITAN, Rule, divides, full, implies, module, stage_units
+from tuner.cost_model.rules.rule import (
+    ALWAYS,
+    DEEPSPEED,
+    FSDP,
+    MEGATRON,
+    NANOTRON,
+    TORCHTITAN,
+    Rule,
+    divides,
+    full,
+    implies,
+    module,
+    stage_units,
+)
 from tuner.plan import ALL_LAYERS, FULL, OFFLOADS
 from tuner.plan_text import recompute_text
 
@@ -113,10 +126,10 @@ RECOMPUTE = (
     Rule(
         id="recompute-whole",
         families=(DEEPSPEED, NANOTRON),
-        source="DeepSpeed runtime/activation_checkpointing; nanotron config/parallelism_config.py recompute_layer: whole layers or none",
+        source="DeepSpeed runtime/activation_checkpointing; nanotron config/parallelism_config.py recompute_layer: all layers or none",
         knobs=("recompute",),
-        holds=lambda job, plan: (plan.recompute == 0) | (plan.recompute == FULL),
-        says=lambda job, row: f"{_named(row)}: {job.framework.name} recomputes whole layers or nothing",
+        holds=lambda job, plan: (plan.recompute == 0) | ((plan.recompute == FULL) & (plan.recompute_layers >= ALL_LAYERS)),
+        says=lambda job, row: f"{_named(row)}: {job.framework.name} recomputes all layers or nothing",
     ),
     Rule(
         id="core-attn-flash",
@@ -155,9 +168,9 @@ SHARDING = (
         says=lambda job, row: f"zero = {row.zero}: {job.framework.name} shards the optimizer only (0 or 1)",
     ),
     Rule(
-        id="zero-torchtitan",
-        families=(TORCHTITAN,),
-        source="torchtitan parallelize.py (fully_shard or replicate; reshard_after_forward tells 3 from 2)",
+        id="zero-fsdp",
+        families=(FSDP,),
+        source="PyTorch FSDP (NO_SHARD, SHARD_GRAD_OP, FULL_SHARD); torchtitan parallelize.py (replicate or fully_shard)",
         knobs=("zero",),
         holds=lambda job, plan: plan.zero != 1,
         says=lambda job, row: f"zero = {row.zero}: {job.framework.name} replicates (0), shards and keeps weights (2) or reshards them (3)",

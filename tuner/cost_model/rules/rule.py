@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Severity = Literal["error", "duplicate", "warning"]
 ALWAYS = "always"
 MEGATRON, TORCHTITAN, DEEPSPEED, NANOTRON = "megatron", "torchtitan", "deepspeed", "nanotron"
-FAMILIES = (ALWAYS, MEGATRON, TORCHTITAN, DEEPSPEED, NANOTRON)
+FSDP, ZERO_BUBBLE = "fsdp", "zero-bubble"
+FAMILIES = (ALWAYS, MEGATRON, TORCHTITAN, DEEPSPEED, NANOTRON, FSDP, ZERO_BUBBLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

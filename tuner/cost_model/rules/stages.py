@@ -10,6 +10,7 @@ from tuner.cost_model.rules.rule import (
     MEGATRON,
     NANOTRON,
     TORCHTITAN,
+    ZERO_BUBBLE,
     Rule,
     chunk_units,
     divides,
@@ -49,19 +50,17 @@ def _chunks_say(job: Job, row: Plan) -> str:
     )
 
 
-def _schedules(*names: str) -> tuple[int, ...]:
-    return tuple(SCHEDULES[name] for name in names)
-
-
 def _schedule_rule(family: str, names: tuple[str, ...], source: str) -> Rule:
-    codes = _schedules(*names)
+    """A family runs these schedules, and the zero-bubble ones where the framework is a fork that adds them."""
+
+    def known(job: Job) -> tuple[str, ...]:
+        return (*names, "zb-1p", "zb-2p") if ZERO_BUBBLE in job.framework.rules else names
 
     def holds(job: Job, plan: Plan) -> Bools:
-        del job
-        known: Bools = False
-        for code in codes:
-            known = known | (plan.schedule == code)
-        return known
+        good: Bools = False
+        for name in known(job):
+            good = good | (plan.schedule == SCHEDULES[name])
+        return good
 
     return Rule(
         id=f"schedule-{family}",
@@ -69,7 +68,7 @@ def _schedule_rule(family: str, names: tuple[str, ...], source: str) -> Rule:
         source=source,
         knobs=("schedule",),
         holds=holds,
-        says=lambda job, row: f"schedule = {_NAMES.get(row.schedule, row.schedule)}: {job.framework.name} has {', '.join(names)}",
+        says=lambda job, row: f"schedule = {_NAMES[row.schedule]}: {job.framework.name} has {', '.join(known(job))}",
     )
 
 
@@ -112,7 +111,7 @@ STAGES = (
         source="interleaving is a 1F1B schedule (arXiv 2104.04473); ZB-1p, ZB-2p (arXiv 2401.10241) and GPipe hold one chunk a stage",
         knobs=("vpp", "schedule"),
         holds=lambda job, plan: (plan.vpp == 1) | (plan.schedule == SCHEDULES["1f1b"]),
-        says=lambda job, row: f"schedule {_NAMES.get(row.schedule, row.schedule)} holds one chunk a stage, so vpp = {row.vpp} must be 1",
+        says=lambda job, row: f"schedule {_NAMES[row.schedule]} holds one chunk a stage, so vpp = {row.vpp} must be 1",
     ),
     _schedule_rule(MEGATRON, ("1f1b",), "Megatron-LM schedules.py get_forward_backward_func (1F1B, interleaved where vpp > 1)"),
     _schedule_rule(DEEPSPEED, ("1f1b",), "DeepSpeed runtime/pipe/schedule.py TrainSchedule"),

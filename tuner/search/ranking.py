@@ -1,0 +1,109 @@
+"""The ranked answer: plans with what they cost, how sure that is, and the person's own plan beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu
+from tuner.cost_model.rules import broken
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.cost_model.calibration import Calibration
+    from tuner.cost_model.estimate import Estimate
+    from tuner.job import Job
+    from tuner.plan import Plan
+    from tuner.search.exhaustive import Objective
+
+Basis = Literal["analytic", "calibrated", "measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A ranked plan (units as in Estimate). tied: its interval overlaps the best plan's, so the two cannot be told apart;
+    problems: what a framework's rules say against it (only a person's own plan has any).
+    """
+
+    rank: int
+    plan: Plan
+    step_s: float
+    low_s: float
+    high_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    memory_bytes: float
+    worst_stage: int
+    p_oom: float
+    basis: Basis
+    tied: bool
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """Rows, best first, and the person's present plan with the rank it would have among them and the plans of the space."""
+
+    rows: tuple[Row, ...]
+    objective: Objective
+    current: Row | None = None
+
+    @property
+    def tied(self) -> int:
+        """How many of the first rows cannot be told apart."""
+        return next((i for i, row in enumerate(self.rows) if not row.tied), len(self.rows))
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster the best plan is than the present one."""
+        return self.current.step_s / self.rows[0].step_s if self.rows and self.current else None
+
+
+def rank(
+    job: Job, plans: Sequence[Plan], calibration: Calibration, *, objective: Objective = "throughput", current: Plan | None = None
+) -> Ranking:
+    """Return the plans in their order, estimated one by one, with `current` placed among them.
+
+    The rank of the present plan is 1 + the number of rows better than it by the objective.
+    """
+    estimates = [estimate(job, plan, calibration) for plan in plans]
+    if not estimates:
+        return Ranking(rows=(), objective=objective, current=_current(job, current, calibration, objective, []))
+    best = estimates[0]
+    rows = tuple(_row(job, plan, e, i + 1, best) for i, (plan, e) in enumerate(zip(plans, estimates, strict=True)))
+    return Ranking(rows=rows, objective=objective, current=_current(job, current, calibration, objective, estimates))
+
+
+def _current(job: Job, plan: Plan | None, calibration: Calibration, objective: Objective, others: list[Estimate]) -> Row | None:
+    if plan is None:
+        return None
+    own = estimate(job, plan, calibration)
+    better = sum(_key(e, objective) < _key(own, objective) for e in others)
+    problems = tuple(f"{rule.severity}: {text}" for rule, text in broken(job, plan))
+    return _row(job, plan, own, better + 1, others[0] if others else own, problems)
+
+
+def _key(of: Estimate, objective: Objective) -> tuple[float, float]:
+    step, memory = float(of.step_s), float(of.memory_bytes)
+    return (memory, step) if objective == "memory" else (step, memory)
+
+
+def _row(job: Job, plan: Plan, of: Estimate, place: int, best: Estimate, problems: tuple[str, ...] = ()) -> Row:
+    return Row(
+        rank=place,
+        plan=plan,
+        step_s=float(of.step_s),
+        low_s=float(of.low_s),
+        high_s=float(of.high_s),
+        tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, of.step_s)),
+        mfu=float(mfu(job, of.step_s)),
+        memory_bytes=float(of.memory_bytes),
+        worst_stage=int(of.worst_stage),
+        p_oom=float(of.p_oom),
+        basis="analytic",
+        tied=bool(np.asarray(of.low_s) <= best.high_s),
+        problems=problems,
+    )
