@@ -14,7 +14,8 @@ Outcome = Literal["ok", "oom", "failed"]
 
 
 class Measurement(Spec):
-    """step_s: seconds a step (median); memory_bytes: peak of the fullest rank; None where not measured. framework: as the source
+    """step_s: seconds a step (median); memory_bytes: peak of the fullest rank, of what memory_kind says (bytes in tensors, held by the
+    caching allocator, or taken on the device); None where not measured. framework: as the source
     calls it; assumed: knobs the source did not state and that took the framework's default; superseded: its publisher replaced it
     later; source: the file it came from; series: what its layouts are compared within.
     """
@@ -27,6 +28,7 @@ class Measurement(Spec):
     plan: Plan
     step_s: float | None = None
     memory_bytes: float | None = None
+    memory_kind: Literal["allocated", "reserved", "device"] = "device"
     outcome: Outcome = "ok"
     superseded: bool = False
     assumed: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.accuracy.fields import Row, Section, Unscorable
 from tuner.accuracy.inter_node import inter_node_bandwidth
+from tuner.accuracy.sources import fact_of
 from tuner.cluster import Cluster, Sourced
 from tuner.errors import SpecError
 from tuner.load import load_spec
@@ -181,7 +182,8 @@ def cluster_of(row: Row) -> Cluster:
     gpu = _gpu(name)
     if re.search(r"\d+gb", gpu.name) and not re.search(r"\d+gb", name):
         row.assume(f"gpu={gpu.name}")
-    node, own = _usual_node(gpu.name)
+    known = fact_of(row).node
+    node, own = (cluster_preset(known), True) if known else _usual_node(gpu.name)
     if not own:
         row.assume(f"node={node.name}")
     if per_node is None:

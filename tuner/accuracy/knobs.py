@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tuner.accuracy.fields import Row, Unscorable
+from tuner.accuracy.sources import fact_of
 from tuner.plan import ALL_LAYERS, FULL, RECOMPUTE_MODULES, SCHEDULES, Plan
 from tuner.plan_text import layout_text, parse_layout, parse_recompute, recompute_text
 
@@ -114,7 +115,9 @@ def _sharding(row: Row, framework: Framework, data_parallel: bool) -> dict[str, 
     elif zero is None and sharded is not None:
         zero = int(sharded)
     elif zero is None:
-        zero = framework.defaults.zero.value if fsdp is None else min(framework.defaults.zero.value, 1)
+        default = framework.defaults.zero.value
+        said = fact_of(row).zero
+        zero = said if said is not None else default if fsdp is None else min(default, 1)
         if data_parallel:
             row.assume(f"zero={zero}")
     stated = re.search(r"zero1 (?:sharding )?group size (\d{1,6})", row.notes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.accuracy.described import cluster_of, model_of
 from tuner.accuracy.fields import Row, Skipped, Unscorable, first_problem, read_lines, row_id, row_of
 from tuner.accuracy.knobs import plan_of
+from tuner.accuracy.sources import memory_kind
 from tuner.accuracy.step_time import measured_step_s
 from tuner.cluster import Sourced
 from tuner.errors import SpecError
@@ -72,13 +73,17 @@ class Reader:
         outcome = _outcome(row)
         job = self._job(row)
         plan = plan_of(row, job.model, job.framework, job.gpus)
+        memory, kind = _memory(row), memory_kind(row)
+        if memory is not None and kind is None:
+            row.assume("memory=device")
         fields = {
             "id": row.id,
             "framework": row.top.text("framework") or "unstated",
             "job": job,
             "plan": plan,
             "step_s": measured_step_s(row, job, plan),
-            "memory_bytes": _memory(row),
+            "memory_bytes": memory,
+            "memory_kind": kind or "device",
             "outcome": outcome,
             "superseded": bool(row.top.data.get("superseded")),
             "source": row.stem,

@@ -34,10 +34,14 @@ class Columns(Protocol):
     def memory_bytes(self) -> Any: ...  # noqa: D102
     @property
     def p_oom(self) -> Any: ...  # noqa: D102
+    @property
+    def worst_stage(self) -> Any: ...  # noqa: D102
 
 
 class Prediction(NamedTuple):
-    """What the model says of one row: seconds a step with their 90 % interval, bytes of the fullest rank, probability of OOM."""
+    """What the model says of one row: seconds a step with their 90 % interval, bytes of the fullest rank (of the row's memory_kind),
+    probability of OOM.
+    """
 
     step_s: float
     low_s: float
@@ -72,10 +76,10 @@ def validate(paths: Sequence[Path], calibration: str = "auto") -> dict[str, Any]
 
 def score_files(paths: Iterable[Path], calibration: str = "auto") -> tuple[list[Scored], list[Skipped]]:
     """Return every scorable row of the files with its prediction, and the skipped rows."""
-    from tuner.cost_model.estimate import estimate
+    from tuner.cost_model.estimate import estimate, peak_memory
 
     measurements, skipped = read_files(paths)
-    return predict(measurements, estimate, calibrations(calibration)), skipped
+    return predict(measurements, estimate, peak_memory, calibrations(calibration)), skipped
 
 
 def calibrations(text: str) -> Callable[[Job], Calibration]:
@@ -94,18 +98,31 @@ def calibrations(text: str) -> Callable[[Job], Calibration]:
 
 
 def predict(
-    measurements: Iterable[Measurement], estimate: Callable[[Job, Plan, Any], Columns], calibration_of: Callable[[Job], Any]
+    measurements: Iterable[Measurement],
+    estimate: Callable[[Job, Plan, Any], Columns],
+    peak_memory: Callable[[Job, Plan, Any, Any], Any],
+    calibration_of: Callable[[Job], Any],
 ) -> list[Scored]:
-    """Return the rows with their predictions, in their order. Rows of one job are estimated as one table of plans."""
+    """Return the rows with their predictions, in their order. Rows of one job are estimated as one table of plans.
+
+    peak_memory(job, plan, calibration, stage) has columns allocated, reserved and device: what a row's memory figure counts.
+    """
     rows = list(measurements)
     by_job: dict[int, list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
         by_job[id(row.job)].append(i)
     said: dict[int, Prediction] = {}
     for places in by_job.values():
-        job = rows[places[0]].job
-        columns = estimate(job, table([rows[i].plan for i in places]), calibration_of(job))
-        said.update(zip(places, _predictions(columns, len(places)), strict=True))
+        job, plans = rows[places[0]].job, table([rows[i].plan for i in places])
+        calibration = calibration_of(job)
+        columns = estimate(job, plans, calibration)
+        found = _predictions(columns, len(places))
+        kinds = {rows[i].memory_kind for i in places} - {"device"}
+        if kinds:
+            peak = peak_memory(job, plans, calibration, columns.worst_stage)
+            by_kind = {kind: _column(getattr(peak, kind), len(places)) for kind in kinds} | {"device": [p.memory_bytes for p in found]}
+            found = [p._replace(memory_bytes=by_kind[rows[i].memory_kind][k]) for k, (i, p) in enumerate(zip(places, found, strict=True))]
+        said.update(zip(places, found, strict=True))
     return [Scored(row, said[i]) for i, row in enumerate(rows)]
 
 
@@ -117,11 +134,15 @@ def table(plans: Sequence[Plan]) -> Plan:
 
 
 def _predictions(columns: Columns, n: int) -> list[Prediction]:
+    values = (columns.step_s, columns.low_s, columns.high_s, columns.memory_bytes, columns.p_oom)
+    return [Prediction(*row) for row in zip(*(_column(value, n) for value in values), strict=True)]
+
+
+def _column(value: Any, n: int) -> list[float]:
     import numpy as np
 
-    values = (columns.step_s, columns.low_s, columns.high_s, columns.memory_bytes, columns.p_oom)
-    lists = [np.broadcast_to(np.asarray(value, dtype=float), (n,)).tolist() for value in values]
-    return [Prediction(*row) for row in zip(*lists, strict=True)]
+    found: list[float] = np.broadcast_to(np.asarray(value, dtype=float), (n,)).tolist()
+    return found
 
 
 def document(scored: Sequence[Scored], skipped: Sequence[Skipped]) -> dict[str, Any]:
