@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu
 from tuner.cost_model.rules import broken
+from tuner.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tuner.cost_model.calibration import Calibration
-    from tuner.cost_model.estimate import Estimate
     from tuner.job import Job
-    from tuner.plan import Plan
     from tuner.search.exhaustive import Objective
 
 Basis = Literal["analytic", "calibrated", "measured"]
@@ -65,11 +65,11 @@ class Ranking:
 def rank(
     job: Job, plans: Sequence[Plan], calibration: Calibration, *, objective: Objective = "throughput", current: Plan | None = None
 ) -> Ranking:
-    """Return the plans in their order, estimated one by one, with `current` placed among them.
+    """Return the plans in their order, estimated as one table, with `current` placed among them.
 
     The rank of the present plan is 1 + the number of rows better than it by the objective.
     """
-    estimates = [estimate(job, plan, calibration) for plan in plans]
+    estimates = _each(job, plans, calibration)
     if not estimates:
         return Ranking(rows=(), objective=objective, current=_current(job, current, calibration, objective, []))
     best = estimates[0]
@@ -77,21 +77,43 @@ def rank(
     return Ranking(rows=rows, objective=objective, current=_current(job, current, calibration, objective, estimates))
 
 
-def _current(job: Job, plan: Plan | None, calibration: Calibration, objective: Objective, others: list[Estimate]) -> Row | None:
+class _Cost(NamedTuple):
+    """What _row reads of an estimate."""
+
+    step_s: float
+    low_s: float
+    high_s: float
+    memory_bytes: float
+    worst_stage: int
+    p_oom: float
+
+
+def _each(job: Job, plans: Sequence[Plan], calibration: Calibration) -> list[_Cost]:
+    """Return the cost of each plan; a table of plans is one call, and equals single calls to the last bit."""
+    if not plans:
+        return []
+    names = [field.name for field in dataclasses.fields(plans[0])]
+    table = Plan(**{name: np.array([getattr(plan, name) for plan in plans], dtype=np.int64) for name in names})
+    of = estimate(job, table, calibration)
+    columns = [np.broadcast_to(getattr(of, name), (len(plans),)).tolist() for name in _Cost._fields]
+    return [_Cost(*row) for row in zip(*columns, strict=True)]
+
+
+def _current(job: Job, plan: Plan | None, calibration: Calibration, objective: Objective, others: list[_Cost]) -> Row | None:
     if plan is None:
         return None
-    own = estimate(job, plan, calibration)
+    own = _each(job, [plan], calibration)[0]
     better = sum(_key(e, objective) < _key(own, objective) for e in others)
     problems = tuple(f"{rule.severity}: {text}" for rule, text in broken(job, plan))
     return _row(job, plan, own, better + 1, others[0] if others else own, problems)
 
 
-def _key(of: Estimate, objective: Objective) -> tuple[float, float]:
+def _key(of: _Cost, objective: Objective) -> tuple[float, float]:
     step, memory = float(of.step_s), float(of.memory_bytes)
     return (memory, step) if objective == "memory" else (step, memory)
 
 
-def _row(job: Job, plan: Plan, of: Estimate, place: int, best: Estimate, problems: tuple[str, ...] = ()) -> Row:
+def _row(job: Job, plan: Plan, of: _Cost, place: int, best: _Cost, problems: tuple[str, ...] = ()) -> Row:
     return Row(
         rank=place,
         plan=plan,
@@ -104,6 +126,6 @@ def _row(job: Job, plan: Plan, of: Estimate, place: int, best: Estimate, problem
         worst_stage=int(of.worst_stage),
         p_oom=float(of.p_oom),
         basis="analytic",
-        tied=bool(np.asarray(of.low_s) <= best.high_s),
+        tied=of.low_s <= best.high_s,
         problems=problems,
     )
