@@ -30,8 +30,7 @@ DEFAULT_FRAMEWORK = "megatron-lm"
 MOST_COUNTS = 64
 LARGEST = 10_000_000
 _COUNT = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d{1,12})\s*([kKmM]?)")
-_COUNTED_CLUSTER = re.compile(r".+?\s*[x*:]\s*\d+")
-_COUNT_AT_END = re.compile(r"\s*[x*:]\s*\d+\s*$")
+_COUNTED_CLUSTER = re.compile(r"(.+?)\s*[x*:]\s*\d+")
 _RANGE = re.compile(r"(\d{1,9})\s*\.\.\s*(\d{1,9})(?:\s*:\s*(\d{1,9}))?")
 
 
@@ -209,11 +208,22 @@ def knobs(value: Any, name: str) -> dict[str, int]:
 
 def read_job(request: Request) -> Job:
     """Return the one job that the request describes. Raises SpecError listing every problem."""
-    return read_jobs(request, one=True)[0]
+    job, counts = read_range(request)
+    if len(counts) > 1:
+        raise one_problem("gpus", "", request.gpus, "must be one count here", "search takes a range")
+    return sized(job, counts[0])
 
 
-def read_jobs(request: Request, *, one: bool = False) -> tuple[Job, ...]:
-    """Return the job on each count of GPUs that the request asks about, the smallest first."""
+def sized(job: Job, gpus: int) -> Job:
+    """Return the job on this many GPUs of its cluster."""
+    if gpus == job.gpus:
+        return job
+    resized: Job = job.model_copy(update={"cluster": presets.with_gpus(job.cluster, gpus, "gpus")})
+    return resized
+
+
+def read_range(request: Request) -> tuple[Job, tuple[int, ...]]:
+    """Return the job on its cluster as the preset or file states it, and the counts of GPUs that the request asks about."""
     problems = Problems()
     missing = {
         "model": "a preset (`tuner presets models`), a YAML file or a Hugging Face config.json",
@@ -225,7 +235,7 @@ def read_jobs(request: Request, *, one: bool = False) -> tuple[Job, ...]:
         if getattr(request, name) is None:
             problems.add(name, None, "is missing", hint)
     model = problems.trying(lambda: _model(request.model)) if request.model is not None else None
-    clusters = problems.trying(lambda: _clusters(request, one=one)) if request.cluster is not None else None
+    found = problems.trying(lambda: _cluster(request)) if request.cluster is not None else None
     framework = problems.trying(lambda: _framework(request.framework))
     fields: dict[str, Any] = {"task": request.task, "precision": request.precision, "release": request.release}
     readers: dict[str, Callable[[Any], Any]] = {
@@ -244,17 +254,13 @@ def read_jobs(request: Request, *, one: bool = False) -> tuple[Job, ...]:
     if framework is not None:
         fields["attention"] = request.attention or framework.defaults.attention.value
     problems.raise_any()
-    fields |= {"model": model, "framework": framework}
-    fields = {name: value for name, value in fields.items() if value is not None}
-    return tuple(_job(fields | {"cluster": cluster}) for cluster in clusters or ())
-
-
-def _job(fields: dict[str, Any]) -> Job:
+    cluster, counts = found or (None, ())
+    fields |= {"model": model, "framework": framework, "cluster": cluster}
     try:
-        job: Job = load_spec(Job, fields, "", units=False)
+        job: Job = load_spec(Job, {name: value for name, value in fields.items() if value is not None}, "", units=False)
     except SpecError as error:
         raise SpecError([dataclasses.replace(p, where=p.path or "job", path="") for p in error.problems]) from None
-    return job
+    return job, counts
 
 
 def _model(value: Any) -> Model:
@@ -265,22 +271,21 @@ def _framework(value: Any) -> Framework:
     return value if isinstance(value, Framework) else presets.framework(DEFAULT_FRAMEWORK if value is None else str(value))
 
 
-def _clusters(request: Request, *, one: bool) -> tuple[Cluster, ...]:
-    """Return the cluster at each count of GPUs of the request."""
+def _cluster(request: Request) -> tuple[Cluster, tuple[int, ...]]:
+    """Return the cluster of the request, and the counts of its GPUs that are asked about (its own where none is given)."""
     given = request.cluster
     cluster = given if isinstance(given, Cluster) else presets.cluster(str(given))
     if request.price is not None:
         cluster = cluster.replace(price_per_gpu_hour=money(request.price, "price"))
     if request.gpus is None:
-        return (cluster,)
+        return cluster, (cluster.gpus,)
     counts = gpu_counts(request.gpus, cluster.gpus_per_node)
-    counted = isinstance(given, str) and "/" not in given and _COUNTED_CLUSTER.fullmatch(given.strip()) is not None
+    counted = _COUNTED_CLUSTER.fullmatch(given.strip()) if isinstance(given, str) and "/" not in given else None
     if counted and counts != (cluster.gpus,) and given not in presets.names("clusters"):
-        hint = f"the kind alone, like {str(given)[: _COUNT_AT_END.search(given).start()]}"  # type: ignore[union-attr]
-        raise one_problem("gpus", "", request.gpus, f"contradicts cluster {given}", hint)
-    if one and len(counts) > 1:
-        raise one_problem("gpus", "", request.gpus, "must be one count here", "search takes a range")
-    return tuple(cluster if n == cluster.gpus else presets.with_gpus(cluster, n, "gpus") for n in counts)
+        raise one_problem("gpus", "", request.gpus, f"contradicts cluster {given}", f"name the kind alone: {counted[1]}")
+    for count in (counts[0], counts[-1]):
+        presets.with_gpus(cluster, count, "gpus")
+    return cluster, counts
 
 
 def gpu_counts(value: Any, node: int = 8) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import one_problem
-from tuner.request import JOB_KEYS, knobs, read_job, read_request
+from tuner.request import JOB_KEYS, SEARCH_KEYS, knobs, read_job, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
+    from tuner.found import SearchAnswer
     from tuner.health import DoctorAnswer
     from tuner.job import Job
     from tuner.plan import Plan
@@ -69,6 +70,23 @@ def estimate(**given: Any) -> EstimateAnswer:
     from tuner.answers import answer_estimate
 
     return answer_estimate(*_one_plan(given))
+
+
+def search(*, progress: Progress | None = None, **given: Any) -> SearchAnswer:
+    """Return the best plans for a job, ranked. Arguments are those of the command line.
+
+    The answer is returned also when nothing is feasible: its `why_nothing` says why.
+    """
+    from tuner.searching import run_search
+
+    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS)), read_calibration, progress)
+
+
+def question(**given: Any) -> dict[str, Any]:
+    """Return a search's question with its job file's answers filled in, as texts: what a job file holds."""
+    request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS))
+    values = {name: getattr(request, name) for name in (*JOB_KEYS, *SEARCH_KEYS) if name != "job"}
+    return {name: value if isinstance(value, (list, dict)) else str(value) for name, value in values.items() if value is not None}
 
 
 def explain(**given: Any) -> ExplainAnswer:

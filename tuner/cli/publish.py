@@ -26,11 +26,18 @@ def page_for(show: Show) -> Page:
     return Page(width=terminal_width(), color=wants_color(show.no_color))
 
 
-def publish(record: Any, text: Callable[[Any, Page], str], show: Show) -> None:
-    """Print the record (as JSON with --json), and write it to --out: JSON for a name that ends in .json or with --json, else text."""
+def publish(record: Any, text: Callable[[Any, Page], str], show: Show, write_folder: Callable[[Path], list[str]] | None = None) -> None:
+    """Print the record (as JSON with --json), and write it to --out.
+
+    A file is JSON when its name ends in .json or with --json, else text; a verb with several files (`write_folder`) takes a folder,
+    or a name ending in .json for its record alone.
+    """
     if show.out is not None:
         path = Path(show.out).expanduser()
-        as_json = show.json or path.suffix.lower() == ".json"
-        write_file(path, json_text(record) if as_json else text(record, Page()))
-        note(f"wrote {path}", show)
+        if write_folder is not None and path.suffix.lower() != ".json":
+            note(f"wrote {path}/{{{','.join(write_folder(path))}}}", show)
+        else:
+            as_json = show.json or path.suffix.lower() == ".json"
+            write_file(path, json_text(record) if as_json else text(record, Page()))
+            note(f"wrote {path}", show)
     sys.stdout.write((json_text(record) if show.json else text(record, page_for(show))) + "\n")

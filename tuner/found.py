@@ -1,0 +1,226 @@
+"""The answer of `tuner search`: the ranked plans of a job, or of the cheapest count of GPUs, and why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.answers import Run, basis_of, calibration_record, job_record, plain, run_of
+from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
+from tuner.cost_model.explain import does_not_fit
+from tuner.cost_model.rules import broken
+from tuner.plan_text import plan_record
+from tuner.search.ranking import Ranking, Row, rank
+
+if TYPE_CHECKING:
+    from tuner.cost_model.calibration import Calibration
+    from tuner.job import Job
+    from tuner.plan import Plan
+    from tuner.search.counts import CountResult
+    from tuner.search.exhaustive import SweepResult
+    from tuner.search.space import Space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """A ranked plan and, with a token budget, its whole run."""
+
+    row: Row
+    basis: str
+    run: Run | None
+    low_tokens_per_s_per_gpu: float
+    high_tokens_per_s_per_gpu: float
+    microbatches: int
+
+    def record(self, gpus: int) -> dict[str, Any]:
+        """Return the plan as JSON's types."""
+        speeds = ("low_tokens_per_s_per_gpu", "high_tokens_per_s_per_gpu", "microbatches")
+        figures = ("step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes", "worst_stage", "p_oom")
+        record = {"rank": self.row.rank, "plan": plan_record(self.row.plan, gpus)}
+        record |= {name: getattr(self.row, name) for name in figures}
+        record |= {name: getattr(self, name) for name in speeds}
+        return record | {"basis": self.basis, "tied": self.row.tied, "run": dataclasses.asdict(self.run) if self.run else None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentPlan:
+    """The person's own plan among the others. gain: how many times faster the best one is; assumed: knobs that took defaults."""
+
+    ranked: RankedPlan
+    gain: float | None
+    problems: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+    def record(self, gpus: int) -> dict[str, Any]:
+        """Return the plan as JSON's types."""
+        return self.ranked.record(gpus) | {"gain": self.gain, "problems": self.problems, "assumed": self.assumed}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchAnswer:
+    """The best plans of a job. counts: the best of each count of GPUs, where a range was asked about (job is on the chosen one);
+    why_nothing: why no plan is ranked.
+    """
+
+    job: Job
+    calibration: Calibration
+    objective: str
+    strategy: str
+    space: dict[str, Any]
+    ranking: tuple[RankedPlan, ...]
+    current: CurrentPlan | None
+    pareto: tuple[RankedPlan, ...]
+    tied: int
+    counts: tuple[dict[str, Any], ...] = ()
+    deadline_s: float | None = None
+    why_nothing: str = ""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether there is a plan that is legal, fits and meets the deadline."""
+        return bool(self.ranking) and not self.why_nothing
+
+    def record(self) -> dict[str, Any]:
+        """Return the answer as JSON's types."""
+        gpus = self.job.gpus
+        record: dict[str, Any] = {
+            "job": job_record(self.job),
+            "space": self.space,
+            "calibration": calibration_record(self.calibration),
+            "objective": self.objective,
+            "strategy": self.strategy,
+            "ranking": [plan.record(gpus) for plan in self.ranking],
+            "tied": self.tied,
+            "current": self.current.record(gpus) if self.current else None,
+            "pareto": [plan.record(gpus) for plan in self.pareto],
+            "counts": self.counts,
+            "deadline_s": self.deadline_s,
+            "why_nothing": self.why_nothing,
+        }
+        return dict(plain(record))
+
+
+def ranked(job: Job, ranking: Ranking, calibration: Calibration) -> tuple[RankedPlan, ...]:
+    """Return the rows of a ranking with their whole runs."""
+    return tuple(_ranked(job, row, calibration) for row in ranking.rows)
+
+
+def _ranked(job: Job, row: Row, calibration: Calibration) -> RankedPlan:
+    return RankedPlan(
+        row=row,
+        basis=basis_of(calibration),
+        run=run_of(job, row.plan, calibration),
+        low_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.high_s)),
+        high_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.low_s)),
+        microbatches=int(row.plan.microbatches(job.gpus, job.global_batch)),
+    )
+
+
+def own_plan(job: Job, ranking: Ranking, calibration: Calibration, assumed: tuple[str, ...]) -> CurrentPlan | None:
+    """Return the person's plan of a ranking, if there is one."""
+    row = ranking.current
+    if row is None:
+        return None
+    return CurrentPlan(ranked=_ranked(job, row, calibration), gain=ranking.gain, problems=row.problems, assumed=assumed)
+
+
+def space_record(found: SweepResult, max_p_oom: float, max_memory: float | None) -> dict[str, Any]:
+    """Return what was searched and how fast. combinations: the product of the axes; plans: those priced."""
+    figures = ("combinations", "plans", "legal", "fit", "seconds", "plans_per_s")
+    axes = {
+        knob: list(dict.fromkeys(words[place] for words in axis.words))
+        for axis in found.space.axes
+        for place, knob in enumerate(axis.knobs)
+    }
+    limits = [limit.text for limit in found.space.limits]
+    return {name: getattr(found, name) for name in figures} | {
+        "max_p_oom": max_p_oom,
+        "max_memory_bytes": max_memory,
+        "limits": limits,
+        "axes": axes,
+    }
+
+
+def answer_search(
+    found: SweepResult,
+    calibration: Calibration,
+    *,
+    max_p_oom: float,
+    max_memory: float | None,
+    current: tuple[Plan, tuple[str, ...]] | None,
+    **more: Any,
+) -> SearchAnswer:
+    """Return the answer of a sweep."""
+    job = found.space.job
+    own, assumed = current or (None, ())
+    best = rank(job, [found.plan(one) for one in found.best], calibration, objective=found.objective, current=own)
+    front = rank(job, [found.plan(one) for one in found.pareto], calibration)
+    return SearchAnswer(
+        job=job,
+        calibration=calibration,
+        objective=found.objective,
+        space=space_record(found, max_p_oom, max_memory),
+        ranking=ranked(job, best, calibration),
+        current=own_plan(job, best, calibration, assumed),
+        pareto=ranked(job, front, calibration),
+        tied=best.tied,
+        **({"why_nothing": why_nothing(found, calibration, max_memory)} | more),
+    )
+
+
+def why_nothing(found: SweepResult, calibration: Calibration, max_memory: float | None) -> str:
+    """Return why a sweep ranks no plan, naming rules or the stage and term of the leanest plan; "" when it ranks one."""
+    if found.best:
+        return ""
+    space, job = found.space, found.space.job
+    if found.leanest is None:
+        return f"none of {found.combinations:,} plans is legal: {rules_against(space)}"
+    plan = found.plan(found.leanest)
+    leanest = estimate(job, plan, calibration)
+    words = does_not_fit(job, plan, calibration, leanest)
+    if not words:
+        need = float(leanest.memory_bytes) / 1e9
+        limit = f"--max-memory {max_memory / 1e9:.1f} GB" if max_memory is not None and need * 1e9 > max_memory else "comfort"
+        words = f"it needs {need:.1f} GB with P(OOM) {float(leanest.p_oom):.1%}, too much for {limit}"
+    return f"none of {found.legal:,} legal plans fits; the leanest: {_short(plan, job)}: {words}"
+
+
+def _short(plan: Plan, job: Job) -> str:
+    record = plan_record(plan, job.gpus)
+    return ", ".join(f"{name} {record[name]}" for name in ("tp", "pp", "dp", "cp", "ep", "micro_batch", "recompute", "zero"))
+
+
+def rules_against(space: Space) -> str:
+    """Return the rules that no combination of the axes keeps, or what is wrong with the first one."""
+    import numpy as np
+
+    from tuner.cost_model.rules import enforced
+    from tuner.cost_model.rules.rule import sane
+
+    grid = sane(space.grid())
+    none = [rule for rule in enforced(space.job, "error") if not np.any(rule.holds(space.job, grid))]
+    hopeless = [f"{rule.says(space.job, space.plan_at(0))} [{rule.id}]" for rule in none]
+    hopeless += [f"limit {limit.text}" for limit in space.limits if not np.any(limit.holds(space.job, space.grid()))]
+    if hopeless:
+        return "; ".join(hopeless)
+    first = broken(space.job, space.plan_at(0))
+    return "no combination keeps every rule" + (f"; the first one breaks: {first[0][1]}" if first else "")
+
+
+def count_record(result: CountResult, deadline_s: float | None) -> dict[str, Any]:
+    """Return the best of one count of GPUs."""
+    job, found = result.job, result.sweep
+    best = found.best[0] if found.best else None
+    return {
+        "gpus": result.gpus,
+        "legal": found.legal,
+        "fit": found.fit,
+        "seconds": found.seconds,
+        "plan": plan_record(result.plan, job.gpus) if result.plan else None,
+        "step_s": best.step_s if best else None,
+        "days": result.run_s / 86400 if result.run_s is not None else None,
+        "gpu_hours": result.gpu_hours,
+        "cost": result.cost,
+        "meets_deadline": result.meets(deadline_s) if deadline_s is not None else None,
+    }

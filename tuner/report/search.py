@@ -1,0 +1,222 @@
+"""The ranked plans of a search, as text: the columns that tell the plans apart, as many as fit the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tuner.report.table import Column, Page, Table
+from tuner.report.words import gigabytes, header, labelled, mesh, mfu_words, percent, probability, seconds, word
+from tuner.units import show_count, show_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# (knob, title, usual value, rank): a knob's column stands when some plan has another value, and always where usual is None.
+KNOBS: tuple[tuple[str, str, Any, int], ...] = (
+    ("tp", "tp", None, 0),
+    ("pp", "pp", None, 0),
+    ("vpp", "vpp", 1, 0),
+    ("cp", "cp", 1, 0),
+    ("ep", "ep", 1, 0),
+    ("etp", "etp", 1, 1),
+    ("dp", "dp", None, 3),
+    ("micro_batch", "mb", None, 0),
+    ("sequence_parallel", "sp", False, 2),
+    ("recompute", "recompute", None, 1),
+    ("zero", "zero", None, 1),
+    ("shard_group", "shards", 0, 2),
+    ("offload", "offload", "none", 2),
+    ("pipeline_layout", "layout", "even", 2),
+    ("schedule", "schedule", "1f1b", 2),
+    ("cp_kind", "cp by", "p2p", 2),
+    ("tp_overlap", "TP overlap", None, 12),
+    ("dp_overlap", "DP overlap", None, 12),
+    ("ep_overlap", "EP overlap", False, 12),
+    ("cuda_graphs", "CUDA graphs", False, 12),
+)
+MOST_PARETO = 12
+
+
+def search_text(record: dict[str, Any], page: Page, *, detail: int = 0) -> str:
+    """Return the report of a search's record; detail 1 adds the Pareto front and the axes."""
+    job = record["job"]
+    lines = header(job, record["calibration"], page)
+    lines += space_lines(record, page)
+    if record["counts"]:
+        lines += ["", *count_table(record, page)]
+    rows = record["ranking"] + ([record["current"]] if record["current"] else [])
+    if rows:
+        lines += ["", *ranking_table(record, rows, page), ""]
+    lines += verdict(record, page)
+    if detail and record["pareto"]:
+        lines += ["", *pareto_table(record, page)]
+    if detail:
+        lines += ["", *axes_lines(record, page)]
+    return "\n".join(lines)
+
+
+def space_lines(record: dict[str, Any], page: Page) -> list[str]:
+    """Return how many plans there were, were legal, and fit, and how long it took."""
+    space = record["space"]
+    room = "" if space["max_memory_bytes"] is None else f" and at most {gigabytes(space['max_memory_bytes'])} GB"
+    text = (
+        f"{space['plans']:,} plans -> {space['legal']:,} legal -> {space['fit']:,} fit "
+        f"(P(OOM) < {percent(space['max_p_oom'], 0)} %{room}) in {seconds(space['seconds'])}, {space['plans_per_s']:,.0f} plans/s"
+    )
+    lines = labelled("space", text, page)
+    return lines + (labelled("limits", "; ".join(space["limits"]), page) if space["limits"] else [])
+
+
+def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: Page) -> list[str]:
+    """Return the ranked plans, the person's own last, and the columns that the page has no room for."""
+    own = record["current"] is not None
+    names = [str(row["rank"]) for row in record["ranking"]] + (["yours"] if own else [])
+    pp = [row["plan"]["pp"] for row in rows]
+    columns = [Column("#", names), *knob_columns([row["plan"] for row in rows])]
+    columns += [
+        Column("GB", [gigabytes(row["memory_bytes"]) for row in rows]),
+        Column("stage", [place(row["worst_stage"], n) for row, n in zip(rows, pp, strict=True)], rank=7, left=True),
+        Column("P(OOM)", [probability(row["p_oom"]) for row in rows], rank=8),
+        Column("step", [seconds(row["step_s"]) for row in rows], rank=4),
+        Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows]),
+        Column("90 % range", [speeds(row) for row in rows], rank=5),
+        Column("MFU", [f"{percent(row['mfu'])} %" for row in rows], rank=0),
+        Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
+        Column("cost", [money(row["run"]) for row in rows], rank=6),
+        Column("basis", [row["basis"] for row in rows], rank=6, left=True),
+    ]
+    styles: dict[int, Callable[[str], str]] = {0: page.good} if record["ranking"] else {}
+    if own:
+        styles[len(rows) - 1] = page.warn
+    table = Table(columns, styles=styles)
+    hidden = table.hidden(page)
+    note = labelled("", f"not shown at this width: {', '.join(hidden)}", page) if hidden else []
+    return [*table.lines(page), *map(page.dim, note)]
+
+
+def knob_columns(plans: Sequence[dict[str, Any]]) -> list[Column]:
+    """Return the columns of the knobs that matter to these plans."""
+    columns = []
+    for knob, title, usual, rank in KNOBS:
+        values = [plan[knob] for plan in plans]
+        if usual is not None and all(value == usual for value in values):
+            continue
+        if rank == 12 and len(set(values)) == 1:
+            continue
+        differs = len(set(values)) > 1
+        left = isinstance(values[0], str)
+        columns.append(Column(title, [word(value) for value in values], rank=min(rank, 1) if differs else rank, left=left))
+    return columns
+
+
+def place(stage: int, pp: int) -> str:
+    """Return which stage is the fullest, shortly."""
+    return "" if pp <= 1 else "first" if stage == 0 else "last" if stage == pp - 1 else str(stage)
+
+
+def speeds(row: dict[str, Any]) -> str:
+    """Return the 90 % range of tokens/s/GPU: a slow step is the low end."""
+    return f"{row['low_tokens_per_s_per_gpu']:,.0f}-{row['high_tokens_per_s_per_gpu']:,.0f}"
+
+
+def money(run: dict[str, Any] | None) -> str:
+    """Return the cost of a run, "" where no price is known."""
+    return f"{run['cost']:,.0f}" if run and run["cost"] is not None else ""
+
+
+def verdict(record: dict[str, Any], page: Page) -> list[str]:
+    """Return what the table means: the best plan's arithmetic, how it stands to the person's, what cannot be told apart."""
+    if record["why_nothing"]:
+        lines = labelled("nothing", record["why_nothing"], page)
+        return lines + (own_words(record, page) if record["current"] else [])
+    if not record["ranking"]:
+        return []
+    best, job = record["ranking"][0], record["job"]
+    lines = labelled("best", f"{mesh(best['plan'], job)}; {best['microbatches']:,} micro batches of {best['plan']['micro_batch']}", page)
+    if best["run"]:
+        run = best["run"]
+        cost = f", cost {run['cost']:,.0f}" if run["cost"] is not None else ""
+        text = (
+            f"{show_count(run['tokens'])} tokens in {run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost} (no restarts counted)"
+        )
+        lines += labelled("run", text, page)
+    lines += own_words(record, page) if record["current"] else []
+    lines += labelled("sure", sure_words(record), page)
+    return lines + labelled("", f"MFU: {mfu_words(job)}", page)
+
+
+def sure_words(record: dict[str, Any]) -> str:
+    """Return how far the numbers can be trusted to tell the plans apart."""
+    tied, shown = record["tied"], len(record["ranking"])
+    basis = record["ranking"][0]["basis"]
+    made = f"times are {basis}, not measured"
+    if tied <= 1:
+        return made
+    which = f"all {shown} shown" if tied == shown else f"the first {tied}"
+    return f"{made}; by their 90 % ranges {which} cannot be told apart"
+
+
+def own_words(record: dict[str, Any], page: Page) -> list[str]:
+    """Return how the person's plan stands to the best, what was assumed of it, and what is wrong with it."""
+    own = record["current"]
+    lines = []
+    if own["gain"] is not None:
+        lines += labelled("yours", f"best is {own['gain']:.2f}x yours", page)
+    if own["assumed"]:
+        knobs = ", ".join(f"{name.replace('_', ' ')} {word(own['plan'][name])}" for name in own["assumed"])
+        lines += labelled("", f"taken for yours, as {record['job']['framework']} does: {knobs}", page)
+    for problem in own["problems"]:
+        lines += labelled("", f"yours: {problem}", page)
+    return lines
+
+
+def count_table(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the best of each count of GPUs, the chosen one marked."""
+    counts = record["counts"]
+    chosen = record["job"]["gpus"] if not record["why_nothing"] else None
+    columns = [
+        Column("GPUs", [f"{each['gpus']:,}" for each in counts]),
+        Column("best plan", [plan_short(each["plan"]) for each in counts], rank=2, left=True),
+        Column("step", [seconds(each["step_s"]) if each["step_s"] else "-" for each in counts], rank=1),
+        Column("days", [f"{each['days']:,.1f}" if each["days"] else "-" for each in counts]),
+        Column("GPU-hours", [f"{each['gpu_hours']:,.0f}" if each["gpu_hours"] else "-" for each in counts]),
+        Column("cost", [f"{each['cost']:,.0f}" if each["cost"] else "" for each in counts]),
+    ]
+    if record["deadline_s"] is not None:
+        in_time = [{True: "yes", False: "no", None: ""}[each["meets_deadline"]] for each in counts]
+        columns.append(Column(f"in {show_seconds(record['deadline_s'])}", in_time, left=True))
+    columns.append(Column("", ["<- cheapest" if each["gpus"] == chosen else "" for each in counts], left=True))
+    at = next((i for i, each in enumerate(counts) if each["gpus"] == chosen), None)
+    return Table(columns, styles={} if at is None else {at: page.good}).lines(page)
+
+
+def plan_short(plan: dict[str, Any] | None) -> str:
+    """Return a plan's degrees in a few letters, "-" where nothing fits."""
+    if plan is None:
+        return "nothing fits"
+    names = ("tp", "pp", "vpp", "cp", "ep", "dp")
+    degrees = " ".join(f"{name} {plan[name]}" for name in names if plan[name] != 1 or name in ("tp", "pp", "dp"))
+    return f"{degrees} mb {plan['micro_batch']} {plan['recompute']}"
+
+
+def pareto_table(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the plans that no other beats in both time and memory, the leanest first."""
+    front = record["pareto"]
+    step = max(1, -(-len(front) // MOST_PARETO))
+    shown = [*front[::-1][::step]][::-1]
+    columns = [
+        Column("GB", [gigabytes(row["memory_bytes"]) for row in shown]),
+        Column("step", [seconds(row["step_s"]) for row in shown]),
+        *knob_columns([row["plan"] for row in shown]),
+    ]
+    left = f" ({len(shown)} of {len(front)} shown)" if len(shown) < len(front) else ""
+    return [f"time against memory: the plans that no other beats in both{left}", *Table(columns).lines(page)]
+
+
+def axes_lines(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the values that were searched."""
+    lines = []
+    for knob, values in record["space"]["axes"].items():
+        shown = ", ".join(values[:24]) + (f", ... ({len(values)} in all)" if len(values) > 24 else "")
+        lines += labelled(knob.replace("_", " ")[:20].ljust(18), shown, page)
+    return lines

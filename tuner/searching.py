@@ -1,0 +1,197 @@
+"""From a question to plans: the space with what the person fixed and limited, the sweep or study over it, the ranked answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from tuner.errors import nearest, one_problem
+from tuner.request import Problems, quantity, read_range, sized, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tuner.cost_model.calibration import Calibration
+    from tuner.found import SearchAnswer
+    from tuner.job import Job
+    from tuner.request import Request
+    from tuner.search.exhaustive import Objective, SweepResult
+    from tuner.search.space import Space, SpaceSpec
+
+    Progress = Callable[..., None]
+
+STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What is asked of a search: which plans count, and which of them is best."""
+
+    spec: SpaceSpec
+    objective: Objective
+    strategy: str
+    top: int
+    trials: int
+    seed: int
+    max_memory: float | None
+    max_p_oom: float
+    deadline_s: float | None
+
+
+def read_aim(request: Request) -> Aim:
+    """Return the search's own options. Raises SpecError listing every problem."""
+    from tuner.search.exhaustive import MAX_P_OOM, OBJECTIVES
+
+    problems = Problems()
+
+    def number(name: str, default: int, least: int, most: int) -> int:
+        value = getattr(request, name)
+        read = None if value is None else problems.trying(lambda: whole(value, name, at_least=least, most=most))
+        return default if read is None else read
+
+    def size(name: str, dimension: str) -> float | None:
+        value = getattr(request, name)
+        return None if value is None else problems.trying(lambda: quantity(value, name, dimension))
+
+    def choice(name: str, known: tuple[str, ...]) -> str:
+        value = str(getattr(request, name) or known[0])
+        if value not in known:
+            problems.add(name, value, f"must be one of {', '.join(known)}", nearest(value[:40], known))
+        return value
+
+    spec = problems.trying(lambda: read_space_spec(request))
+    strategy = choice("strategy", STRATEGIES)
+    for name in ("trials", "seed"):
+        if getattr(request, name) is not None and strategy in ("exhaustive", "grid"):
+            problems.add(name, getattr(request, name), f"means nothing to strategy {strategy}", "it looks at every plan")
+    aim = Aim(
+        spec=cast("SpaceSpec", spec),
+        objective=cast("Objective", choice("objective", OBJECTIVES)),
+        strategy=strategy,
+        top=number("top", 10, 1, 1000),
+        trials=number("trials", 200, 1, 100_000),
+        seed=number("seed", 0, 0, 2**31),
+        max_memory=size("max_memory", "bytes"),
+        max_p_oom=MAX_P_OOM,
+        deadline_s=size("deadline", "seconds"),
+    )
+    if request.deadline is not None and request.tokens is None:
+        problems.add("deadline", request.deadline, "needs the run's tokens", "like --tokens 15T")
+    problems.raise_any()
+    return aim
+
+
+def read_space_spec(request: Request) -> SpaceSpec:
+    """Return the space of the request's file with its own fix and limit on top."""
+    from tuner import presets
+    from tuner.load import load_file
+    from tuner.plan_text import split_knobs
+    from tuner.search.space import SpaceSpec
+
+    given = request.space
+    spec = given if isinstance(given, SpaceSpec) else SpaceSpec()
+    if given is not None and not isinstance(given, SpaceSpec):
+        spec = load_file(SpaceSpec, presets.find("spaces", str(given)))
+    fixed: dict[str, Any] = {}
+    for text in _listed(request.fix):
+        pairs = dict(text) if isinstance(text, dict) else split_knobs(str(text), "fix")
+        for knob, value in pairs.items():
+            if fixed.setdefault(knob, value) != value:
+                raise one_problem("fix", knob, value, f"stands twice, first as {fixed[knob]}")
+    axes = {name: values for name, values in spec.axes.items() if name not in fixed}
+    limits = [*spec.limit, *(str(text) for text in _listed(request.limit))]
+    return SpaceSpec(axes=axes, fix={**spec.fix, **fixed}, limit=limits)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def run_search(request: Request, calibration_for: Callable[[Request, Job], Calibration], progress: Progress | None) -> SearchAnswer:
+    """Return the answer to a search's question."""
+    problems = Problems()
+    aim = problems.trying(lambda: read_aim(request))
+    base = problems.trying(lambda: read_range(request))
+    problems.raise_any()
+    assert aim is not None  # noqa: S101 (raise_any has raised otherwise)
+    assert base is not None  # noqa: S101
+    job, counts = base
+    if len(counts) > 1 or aim.deadline_s is not None:
+        return _search_counts(request, aim, job, counts, calibration_for, progress)
+    job = sized(job, counts[0])
+    return _search_one(request, aim, job, calibration_for(request, job), progress)
+
+
+def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None, **more: Any) -> SearchAnswer:
+    from tuner.found import answer_search
+    from tuner.search.space import build_space
+    from tuner.workflow import read_plan
+
+    current = None if request.current is None else read_plan(request.current, job, "current")
+    space = build_space(job, aim.spec, "space")
+    found = _sweep(aim, job, space, calibration, progress)
+    return answer_search(
+        found,
+        calibration,
+        max_p_oom=aim.max_p_oom,
+        max_memory=aim.max_memory,
+        current=current,
+        strategy=aim.strategy,
+        **more,
+    )
+
+
+def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress: Progress | None) -> SweepResult:
+    from tuner.search.exhaustive import sweep
+
+    return sweep(
+        job,
+        space,
+        calibration,
+        objective=aim.objective,
+        top_k=aim.top,
+        max_p_oom=aim.max_p_oom,
+        max_memory=math.inf if aim.max_memory is None else aim.max_memory,
+        progress=None if progress is None else lambda done, of: progress("plans", done, of),
+    )
+
+
+def _search_counts(
+    request: Request,
+    aim: Aim,
+    job: Job,
+    counts: tuple[int, ...],
+    calibration_for: Callable[[Request, Job], Calibration],
+    progress: Progress | None,
+) -> SearchAnswer:
+    """Return the answer for the count with the fewest GPU-hours (so the least money) that meets the deadline."""
+    from tuner.found import count_record
+    from tuner.search.counts import cheapest, sweep_counts
+
+    if aim.strategy != "exhaustive":
+        raise one_problem("strategy", "", aim.strategy, "cannot compare counts of GPUs", "leave it out: exhaustive does")
+    calibration = calibration_for(request, job)
+    results = sweep_counts(
+        job,
+        counts,
+        calibration,
+        spec=aim.spec,
+        progress=None if progress is None else lambda done, of: progress("counts of GPUs", done, of),
+        max_p_oom=aim.max_p_oom,
+        max_memory=math.inf if aim.max_memory is None else aim.max_memory,
+    )
+    chosen = cheapest(results, math.inf if aim.deadline_s is None else aim.deadline_s)
+    records = tuple(count_record(result, aim.deadline_s) for result in results)
+    more: dict[str, Any] = {"counts": records, "deadline_s": aim.deadline_s}
+    if chosen is None:
+        runs = [result for result in results if result.run_s is not None]
+        fastest = min(runs, key=lambda result: result.run_s or math.inf, default=None)
+        if fastest is not None:
+            more["why_nothing"] = (
+                f"no count meets the deadline; the fastest, {fastest.gpus:,} GPUs, takes {(fastest.run_s or 0) / 86400:,.1f} days"
+            )
+        shown = fastest or results[-1]
+    else:
+        shown = chosen
+    return _search_one(request, aim, shown.job, calibration, progress, **more)
