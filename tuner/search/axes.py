@@ -15,6 +15,8 @@ from tuner.plan import Plan
 from tuner.plan_text import layout_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from tuner.job import Job
     from tuner.model import Model
 
@@ -46,6 +48,43 @@ def default_axes(job: Job) -> dict[str, tuple[str | int, ...]]:
         "offload": offloads(job),
         "recompute": recompute_sets(job, pp, layouts),
     }
+
+
+Axes = dict[str, "tuple[str | int, ...]"]
+
+
+def coarser(job: Job, axes: Axes) -> Iterator[tuple[str, Axes]]:
+    """Yield the axes made coarser step by step, each step on top of the last, with the knob that was thinned: what changes least
+    about the best plan first. A search takes the first that has few enough plans. What the framework does by default stays.
+    """
+    default = job.framework.defaults.recompute.value
+    steps: tuple[tuple[str, Callable[[str | int], bool]], ...] = (
+        ("shard_group", lambda value: value == 0),
+        ("recompute", lambda value: _modules_of(value) not in (2, 3) and (_layers_of(value) < 4 or _layers_of(value) % 4 == 0)),
+        ("micro_batch", lambda value: int(value) & (int(value) - 1) == 0),
+        ("etp", lambda value: value == 1),
+        ("recompute", lambda value: _modules_of(value) < 2 and _layers_of(value) in (0, 1, 2, 4, 8, 16, 32)),
+        ("offload", lambda value: value in ("none", "optimizer")),
+        ("micro_batch", lambda value: int(value) <= 8),
+        ("vpp", lambda value: int(value) & (int(value) - 1) == 0),
+        ("offload", lambda value: value == "none"),
+        ("cp_kind", lambda value: value == "p2p"),
+    )
+    for knob, keep in steps:
+        kept = tuple(value for value in axes[knob] if keep(value) or value == default) or axes[knob][:1]
+        if kept != axes[knob]:
+            axes = axes | {knob: kept}
+            yield knob, axes
+
+
+def _modules_of(recompute: str | int) -> int:
+    """Modules of a recompute text; a set of four or more is all a model has, near enough."""
+    text = str(recompute)
+    return 0 if text.startswith(("none", "full")) else text.count("+") + 1
+
+
+def _layers_of(recompute: str | int) -> int:
+    return int(str(recompute).partition(":")[2] or 0)
 
 
 def divisors(number: int, largest: int) -> tuple[int, ...]:

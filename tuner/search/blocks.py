@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
     from tuner.search.space import Space
 
-MAX_ROWS = 262_144  # columns of a block stay in a core's cache
-MIN_ROWS = 65_536  # below this a block costs more in calls than its illegal rows do
+MAX_ROWS = 524_288  # columns of a block stay near the cores: more rows a call cost more each
+MIN_ROWS = 131_072  # below this a block costs more in calls than its illegal rows do
 DENSE = 0.5  # cut a block further while fewer of its plans are legal
 _LARGEST_MASK = 4_000_000
 

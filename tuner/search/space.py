@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,12 @@ from tuner.cost_model.rules import enforced
 from tuner.errors import Problem, SpecError, nearest
 from tuner.plan import Plan
 from tuner.plan_text import KNOBS, parse_knobs
-from tuner.search.axes import default_axes
+from tuner.search.axes import coarser, default_axes
 from tuner.search.limits import Limit, parse_limits
 from tuner.spec import Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tuner.arrays import Bools, Ints
     from tuner.job import Job
@@ -36,6 +37,7 @@ TIED = (
     ("recompute", "offload", "cuda_graphs"),
 )
 _LARGEST_TIE = 1_000_000
+MOST_PLANS = 3_000_000  # legal plans of axes that nobody wrote: what a core sweeps in about two seconds
 AXES = tuple(knob for knob in KNOBS if knob != "dp")
 _LARGEST_AXIS = 100_000
 Value = bool | int | str
@@ -101,12 +103,13 @@ def _product(axes: Sequence[Axis], allowed: Bools) -> Axis:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """The plans of a job: the product of `axes` (outer first), inside `limits`. A knob without an axis takes the framework's
-    default.
+    default. thinned: knobs of which default values were left out to keep the space small.
     """
 
     job: Job
     axes: tuple[Axis, ...]
     limits: tuple[Limit, ...] = ()
+    thinned: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -198,29 +201,28 @@ def default_space(job: Job) -> Space:
     return build_space(job, SpaceSpec())
 
 
-def build_space(job: Job, spec: SpaceSpec, where: str = "space") -> Space:
+def build_space(job: Job, spec: SpaceSpec, where: str = "space", most_plans: int = MOST_PLANS) -> Space:
     """Return the space of `spec` for `job`: the default axes, replaced, fixed and limited as it says.
 
-    Values that no legal plan has are left out, unless no plan is legal at all. Raises SpecError listing every problem.
+    Values that no legal plan has are left out, unless no plan is legal at all; default axes are thinned until at most `most_plans`
+    plans are legal. Raises SpecError listing every problem.
     """
-    chosen, problems = _chosen(job, spec, where)
-    limits: tuple[Limit, ...] = ()
-    try:
-        limits = parse_limits([*spec.limit, *(f"dp=={value}" for name, value in spec.fix.items() if name == "dp")], where)
-    except SpecError as error:
-        problems += error.problems
-    axes = []
-    for name, values in chosen.items():
-        try:
-            axes.append(knob_axis(name, values, where))
-        except SpecError as error:
-            problems += error.problems
-    if problems:
-        raise SpecError(problems)
-    return _used(_tied(_limited(Space(job=job, axes=tuple(axes), limits=limits), where)))
+    limits = _checked(spec, where)
+    written = {**spec.axes, **{name: [value] for name, value in spec.fix.items() if name != "dp"}}
+    axes: Any = default_axes(job)
+    thinned: list[str] = []
+    space = _space(job, {**axes, **written}, limits, where)
+    steps = coarser(job, axes)
+    while _more_than(space, most_plans) and (step := next(steps, None)):
+        knob, axes = step
+        if knob not in written:
+            thinned.append(knob)
+            space = _space(job, {**axes, **written}, limits, where)
+    return dataclasses.replace(_used(space), thinned=tuple(dict.fromkeys(thinned)))
 
 
-def _chosen(job: Job, spec: SpaceSpec, where: str) -> tuple[dict[str, Sequence[Value]], list[Problem]]:
+def _checked(spec: SpaceSpec, where: str) -> tuple[Limit, ...]:
+    """Return the limits of a space, a fixed dp among them. Raises SpecError listing every problem of names, values and limits."""
     problems = [
         Problem(where=where, path=f"{part}.{name}"[:80], value="", rule="is no knob of a plan", hint=nearest(name[:80], KNOBS))
         for part, names in (("axes", spec.axes), ("fix", spec.fix))
@@ -232,10 +234,39 @@ def _chosen(job: Job, spec: SpaceSpec, where: str) -> tuple[dict[str, Sequence[V
         for name in spec.axes
         if name in spec.fix
     ]
-    chosen: dict[str, Sequence[Value]] = dict(default_axes(job))
-    chosen |= {name: values for name, values in spec.axes.items() if name in AXES}
-    chosen |= {name: [value] for name, value in spec.fix.items() if name in AXES}
-    return chosen, problems
+    for name, values in (*spec.axes.items(), *((name, [value]) for name, value in spec.fix.items() if name != "dp")):
+        if name in AXES:
+            problems += _problems(partial(knob_axis, name, values, where))
+    texts = [*spec.limit, *(f"dp=={spec.fix[name]}" for name in ("dp",) if name in spec.fix)]
+    problems += _problems(partial(parse_limits, texts, where))
+    if problems:
+        raise SpecError(problems)
+    return parse_limits(texts, where)
+
+
+def _problems(of: Callable[[], object]) -> list[Problem]:
+    try:
+        of()
+    except SpecError as error:
+        return list(error.problems)
+    return []
+
+
+def _space(job: Job, values: Mapping[str, Iterable[Value]], limits: tuple[Limit, ...], where: str) -> Space:
+    axes = tuple(knob_axis(name, column, where) for name, column in values.items())
+    return _tied(_limited(Space(job=job, axes=axes, limits=limits), where))
+
+
+def _more_than(space: Space, most: int) -> bool:
+    """Return whether more than `most` plans are legal, counting no further than that."""
+    from tuner.search.blocks import blocks
+
+    legal = 0
+    for block in blocks(space):
+        legal += int(np.count_nonzero(block.allowed)) * (prod(block.shape) // max(np.size(block.allowed), 1))
+        if legal > most:
+            return True
+    return False
 
 
 def _limited(space: Space, where: str) -> Space:
