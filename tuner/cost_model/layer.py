@@ -157,8 +157,15 @@ class _Costs:
         behind: Floats = np.where(sharded, scatter + gather, reduce)
         left = 1.0 - self.calibration["tp_overlap_fraction"] * self.plan.tp_overlap
         forward = np.where(sharded, gather + scatter, reduce) * left
-        backward = (np.where(sharded, gather, 0.0) + np.maximum(behind - hidden, 0.0)) * left
+        backward = (np.where(sharded, gather, 0.0) + self.behind_products(behind, hidden)) * left
         return Part(forward=Work(tp_comm=forward), backward=Work(tp_comm=backward))
+
+    def behind_products(self, comm: Floats, window: Floats) -> Floats:
+        """What communication costs that runs beside products: all that outlasts them, and of the rest the share by which it slows
+        them (it takes multiprocessors and bandwidth).
+        """
+        outlasts = np.maximum(comm - window, 0.0)
+        return outlasts + self.calibration["overlap_contention"] * (comm - outlasts)
 
     def tensor_parallel_input(self, block: Part) -> Part:
         """The collectives of a column-parallel product alone (the output head): its input forward, its input gradient backward."""
@@ -167,7 +174,7 @@ class _Costs:
         sharded = self.plan.sequence_parallel > 0
         beside: Floats = np.where(sharded, block.backward.gemm, block.wgrad)
         hidden = self.calibration["tp_async_fraction"] * beside
-        backward = np.maximum(np.where(sharded, scatter + gather, reduce) - hidden, 0.0)
+        backward = self.behind_products(np.where(sharded, scatter + gather, reduce), hidden)
         return Part(forward=Work(tp_comm=np.where(sharded, gather, 0.0)), backward=Work(tp_comm=backward))
 
 

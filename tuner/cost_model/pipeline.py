@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tuner.arrays import Floats, Ints, ceil_div
-from tuner.cost_model.collectives import send_seconds
+from tuner.cost_model.collectives import collective_seconds, send_seconds
 from tuner.cost_model.layer import E, LayerTime, Part, embedding_time, head_time, layer_time, mtp_time
 from tuner.cost_model.shard import groups, shard
 from tuner.plan import SCHEDULES
@@ -98,12 +98,21 @@ class Pieces:
 
 
 def pieces(job: Job, plan: Plan, calibration: Calibration) -> Pieces:
-    """Return the pieces; their columns do not span p, v, ZeRO or the data-parallel degree (but `send` spans p's stride)."""
+    """Return the pieces; their columns do not span p, v, ZeRO or the data-parallel degree (but `send` spans p's stride).
+
+    A send carries the rank's shard of T x h; a replicated one is cut in t pieces and gathered where the framework does so
+    (Narayanan 2021, section 4.1).
+    """
     kinds = dict(job.model.layer_groups())
     s = shard(job, plan)
-    hop = send_seconds(
-        E * s.tokens * job.model.hidden / s.spread, groups(job, plan)["pp"].stride, cluster=job.cluster, calibration=calibration
-    )
+    whole = E * s.tokens * job.model.hidden
+    stride = groups(job, plan)["pp"].stride
+    scattered = job.framework.scattered_sends
+    cut = plan.tp if scattered and scattered.value else s.spread
+    hop = send_seconds(whole / cut, stride, cluster=job.cluster, calibration=calibration)
+    if scattered and scattered.value:
+        gather = collective_seconds("all_gather", whole, groups(job, plan)["tp"], cluster=job.cluster, calibration=calibration)
+        hop = hop + np.where(plan.sequence_parallel > 0, 0.0, gather)
     return Pieces(
         layers={kind: layer_time(job, plan, kind, calibration) for kind in kinds},
         embedding=embedding_time(job, plan, calibration),
