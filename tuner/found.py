@@ -175,14 +175,14 @@ def why_nothing(found: SweepResult, calibration: Calibration, max_memory: float 
         return ""
     space, job = found.space, found.space.job
     if found.leanest is None:
-        return f"none of {found.combinations:,} plans is legal: {rules_against(space)}"
+        return f"none of {found.combinations:,} combinations is legal: {rules_against(space)}"
     plan = found.plan(found.leanest)
     leanest = estimate(job, plan, calibration)
     words = does_not_fit(job, plan, calibration, leanest)
     if not words:
         need = float(leanest.memory_bytes) / 1e9
         limit = f"--max-memory {max_memory / 1e9:.1f} GB" if max_memory is not None and need * 1e9 > max_memory else "comfort"
-        words = f"it needs {need:.1f} GB with P(OOM) {float(leanest.p_oom):.1%}, too much for {limit}"
+        words = f"it needs {need:.1f} GB with P(OOM) {100 * float(leanest.p_oom):.1f} %, too much for {limit}"
     return f"none of {found.legal:,} legal plans fits; the leanest: {_short(plan, job)}: {words}"
 
 

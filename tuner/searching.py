@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
     from tuner.found import SearchAnswer
     from tuner.job import Job
+    from tuner.plan import Plan
     from tuner.request import Request
     from tuner.search.exhaustive import Objective, SweepResult
     from tuner.search.space import Space, SpaceSpec
@@ -123,20 +124,28 @@ def run_search(request: Request, calibration_for: Callable[[Request, Job], Calib
     return _search_one(request, aim, job, calibration_for(request, job), progress)
 
 
-def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None, **more: Any) -> SearchAnswer:
-    from tuner.found import answer_search
+def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None) -> SearchAnswer:
     from tuner.search.space import build_space
+
+    _current(request, job)  # a plan that no mesh has is refused before the sweep
+    return _answer(request, aim, _sweep(aim, job, build_space(job, aim.spec, "space"), calibration, progress), calibration)
+
+
+def _current(request: Request, job: Job) -> tuple[Plan, tuple[str, ...]] | None:
     from tuner.workflow import read_plan
 
-    current = None if request.current is None else read_plan(request.current, job, "current")
-    space = build_space(job, aim.spec, "space")
-    found = _sweep(aim, job, space, calibration, progress)
+    return None if request.current is None else read_plan(request.current, job, "current")
+
+
+def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibration, **more: Any) -> SearchAnswer:
+    from tuner.found import answer_search
+
     return answer_search(
         found,
         calibration,
         max_p_oom=aim.max_p_oom,
         max_memory=aim.max_memory,
-        current=current,
+        current=_current(request, found.space.job),
         strategy=aim.strategy,
         **more,
     )
@@ -180,18 +189,18 @@ def _search_counts(
         progress=None if progress is None else lambda done, of: progress("counts of GPUs", done, of),
         max_p_oom=aim.max_p_oom,
         max_memory=math.inf if aim.max_memory is None else aim.max_memory,
+        top_k=aim.top,
     )
     chosen = cheapest(results, math.inf if aim.deadline_s is None else aim.deadline_s)
     records = tuple(count_record(result, aim.deadline_s) for result in results)
     more: dict[str, Any] = {"counts": records, "deadline_s": aim.deadline_s}
-    if chosen is None:
-        runs = [result for result in results if result.run_s is not None]
-        fastest = min(runs, key=lambda result: result.run_s or math.inf, default=None)
-        if fastest is not None:
-            more["why_nothing"] = (
-                f"no count meets the deadline; the fastest, {fastest.gpus:,} GPUs, takes {(fastest.run_s or 0) / 86400:,.1f} days"
-            )
-        shown = fastest or results[-1]
-    else:
-        shown = chosen
-    return _search_one(request, aim, shown.job, calibration, progress, **more)
+    runs = [result for result in results if result.run_s is not None]
+    fastest = min(runs, key=lambda result: result.run_s or math.inf, default=None)
+    if chosen is None and fastest is not None:
+        days = (fastest.run_s or 0.0) / 86400
+        more["why_nothing"] = f"no count meets the deadline; the fastest, {fastest.gpus:,} GPUs, takes {days:,.1f} days"
+    shown = chosen or fastest or results[-1]
+    found = shown.sweep
+    if aim.objective != "throughput":  # the run of a count is that of its fastest plan; the ranking follows the objective
+        found = _sweep(aim, shown.job, found.space, calibration, progress)
+    return _answer(request, aim, found, calibration, **more)

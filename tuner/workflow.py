@@ -86,7 +86,14 @@ def question(**given: Any) -> dict[str, Any]:
     """Return a search's question with its job file's answers filled in, as texts: what a job file holds."""
     request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS))
     values = {name: getattr(request, name) for name in (*JOB_KEYS, *SEARCH_KEYS) if name != "job"}
-    return {name: value if isinstance(value, (list, dict)) else str(value) for name, value in values.items() if value is not None}
+    return {name: _written(value) for name, value in values.items() if value is not None}
+
+
+def _written(value: Any) -> Any:
+    """Return a value as a job file holds it: digits as a number, the rest as text."""
+    if isinstance(value, (list, tuple)):
+        return [_written(item) for item in value]
+    return value if isinstance(value, dict) else int(value) if str(value).isascii() and str(value).isdigit() else str(value)
 
 
 def explain(**given: Any) -> ExplainAnswer:
@@ -98,14 +105,22 @@ def explain(**given: Any) -> ExplainAnswer:
 
 def validate(files: Any, *, calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:
     """Return how wrong the model is on the measured rows of these JSONL files."""
-    from tuner.accuracy.validate import validate as score
+    from tuner.accuracy.rows import Reader
+    from tuner.accuracy.validate import calibrations, document, predict
+    from tuner.cost_model.estimate import estimate as evaluate
 
     paths = [Path(str(file)).expanduser() for file in ([files] if isinstance(files, (str, Path)) else files)]
     if not paths:
         raise one_problem("files", "", "", "are missing", "JSONL files with measured rows")
-    if progress is not None:
-        progress(f"scoring {len(paths)} files")
-    return ValidateAnswer(score(paths, str(calibration)))
+    reader, calibration_of = Reader(), calibrations(str(calibration))
+    scored, skipped = [], []
+    for done, path in enumerate(paths):
+        if progress is not None:
+            progress(f"scoring {path.name}: file", done + 1, len(paths))
+        measurements, left_out = reader.read(path)
+        scored += predict(measurements, evaluate, calibration_of)
+        skipped += left_out
+    return ValidateAnswer(document(scored, skipped))
 
 
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:

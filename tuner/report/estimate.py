@@ -39,7 +39,7 @@ def headline(record: dict[str, Any], page: Page) -> list[str]:
     """Return the plan, its mesh, what was assumed, and its time and speed."""
     job, plan = record["job"], record["plan"]
     lines = labelled("plan", plan_words(plan), page)
-    lines += labelled("", f"{mesh(plan, job)}; {record['microbatches']:,} micro batches of {plan['micro_batch']}", page)
+    lines += labelled("", f"{mesh(plan, job)}; {microbatches(record['microbatches'], plan['micro_batch'])}", page)
     if record["assumed"]:
         words = ", ".join(knob_words(name, plan[name]) for name in record["assumed"])
         lines += labelled("assumed", f"{words}: what {job['framework']} does when not told", page)

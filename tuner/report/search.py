@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.report.table import Column, Page, Table
-from tuner.report.words import gigabytes, header, labelled, mesh, mfu_words, percent, probability, seconds, word
+from tuner.report.words import gigabytes, header, labelled, mesh, mfu_words, microbatches, percent, probability, seconds, word
 from tuner.units import show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -60,8 +60,9 @@ def space_lines(record: dict[str, Any], page: Page) -> list[str]:
     space = record["space"]
     room = "" if space["max_memory_bytes"] is None else f" and at most {gigabytes(space['max_memory_bytes'])} GB"
     text = (
-        f"{space['plans']:,} plans -> {space['legal']:,} legal -> {space['fit']:,} fit "
-        f"(P(OOM) < {percent(space['max_p_oom'], 0)} %{room}) in {seconds(space['seconds'])}, {space['plans_per_s']:,.0f} plans/s"
+        f"{space['combinations']:,} combinations -> {space['legal']:,} legal -> {space['fit']:,} fit "
+        f"(P(OOM) < {percent(space['max_p_oom'], 0)} %{room}); "
+        f"priced {space['plans']:,} plans in {seconds(space['seconds'])}, {space['plans_per_s']:,.0f} a second"
     )
     lines = labelled("space", text, page)
     return lines + (labelled("limits", "; ".join(space["limits"]), page) if space["limits"] else [])
@@ -80,7 +81,7 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         Column("step", [seconds(row["step_s"]) for row in rows], rank=4),
         Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows]),
         Column("90 % range", [speeds(row) for row in rows], rank=5),
-        Column("MFU", [f"{percent(row['mfu'])} %" for row in rows], rank=0),
+        Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
         Column("cost", [money(row["run"]) for row in rows], rank=6),
         Column("basis", [row["basis"] for row in rows], rank=6, left=True),
@@ -103,7 +104,7 @@ def knob_columns(plans: Sequence[dict[str, Any]]) -> list[Column]:
             continue
         if rank == 12 and len(set(values)) == 1:
             continue
-        differs = len(set(values)) > 1
+        differs = len(set(values)) > 1 and knob != "dp"  # dp follows from the others
         left = isinstance(values[0], str)
         columns.append(Column(title, [word(value) for value in values], rank=min(rank, 1) if differs else rank, left=left))
     return columns
@@ -132,7 +133,7 @@ def verdict(record: dict[str, Any], page: Page) -> list[str]:
     if not record["ranking"]:
         return []
     best, job = record["ranking"][0], record["job"]
-    lines = labelled("best", f"{mesh(best['plan'], job)}; {best['microbatches']:,} micro batches of {best['plan']['micro_batch']}", page)
+    lines = labelled("best", f"{mesh(best['plan'], job)}; {microbatches(best['microbatches'], best['plan']['micro_batch'])}", page)
     if best["run"]:
         run = best["run"]
         cost = f", cost {run['cost']:,.0f}" if run["cost"] is not None else ""
@@ -218,5 +219,5 @@ def axes_lines(record: dict[str, Any], page: Page) -> list[str]:
     lines = []
     for knob, values in record["space"]["axes"].items():
         shown = ", ".join(values[:24]) + (f", ... ({len(values)} in all)" if len(values) > 24 else "")
-        lines += labelled(knob.replace("_", " ")[:20].ljust(18), shown, page)
+        lines += labelled(knob.replace("_", " "), shown, page, width=19)
     return lines

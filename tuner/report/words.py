@@ -46,10 +46,10 @@ def stage_name(stage: int, pp: int) -> str:
     return f"stage {stage}" + (" (first)" if stage == 0 else " (last)" if stage == pp - 1 else "")
 
 
-def labelled(label: str, text: str, page: Page) -> list[str]:
+def labelled(label: str, text: str, page: Page, width: int = LABEL) -> list[str]:
     """Return "label    text", wrapped under the text."""
-    first, *rest = wrapped(text, Page(width=page.width - LABEL, color=False))
-    return [page.bold(label.ljust(LABEL)) + first, *(" " * LABEL + line for line in rest)]
+    first, *rest = wrapped(text, Page(width=page.width - width))
+    return [page.bold(label.ljust(width)) + first, *(" " * width + line for line in rest)]
 
 
 def header(job: dict[str, Any], calibration: dict[str, Any], page: Page) -> list[str]:
@@ -83,6 +83,11 @@ def mesh(plan: dict[str, Any], job: dict[str, Any]) -> str:
         experts = [("etp", plan["etp"]), ("ep", plan["ep"]), ("pp", plan["pp"]), ("edp", plan["edp"])]
         text += f"; experts: {job['gpus']:,} = " + product(experts, always=("ep", "pp", "edp"))
     return text
+
+
+def microbatches(count: int, size: int) -> str:
+    """Return "96 micro batches of 1"."""
+    return f"{count:,} micro batch{'' if count == 1 else 'es'} of {size}"
 
 
 def product(factors: Sequence[tuple[str, int]], always: Sequence[str] = ()) -> str:
