@@ -46,7 +46,7 @@ def find(kind: str, text: str) -> Path:
     A text with a slash or with the suffix of a YAML or JSON file is a path. Raises SpecError with the nearest name.
     """
     if _is_path(text):
-        return Path(text).expanduser()
+        return _path(text)
     path = _lookup(kind, text)
     if path is None:
         raise _unknown(kind, text)
@@ -57,13 +57,20 @@ def model(text: str) -> Model:
     """Return a model: a preset, our YAML file, a Hugging Face config.json, or a folder that holds one."""
     path = find("models", text)
     if _is_path(text):
-        path = path / "config.json" if (path / "config.json").is_file() else path
+        path = _inside(path)
     data = load_foreign_json(path) if path.suffix.lower() == ".json" else load_yaml(path)
     if isinstance(data, dict) and _is_hugging_face(data, path):
         from tuner.hf_config import read_hf_config
 
         return read_hf_config(data, str(path))
     return load_spec(Model, data, str(path))
+
+
+def _inside(path: Path) -> Path:
+    try:
+        return path / "config.json" if path.is_dir() and (path / "config.json").is_file() else path
+    except (OSError, ValueError):
+        return path
 
 
 def gpu(text: str) -> Gpu:
@@ -84,7 +91,7 @@ def cluster(text: str) -> Cluster:
     In a file, `gpu` is a preset's name or a whole description.
     """
     if _is_path(text):
-        return _read_cluster(Path(text).expanduser())
+        return _read_cluster(_path(text))
     if path := _lookup("clusters", text):
         return _read_cluster(path)
     counted = _COUNTED.fullmatch(text.strip()) if len(text) < 120 else None
@@ -137,6 +144,13 @@ def _read_cluster(path: Path) -> Cluster:
         except SpecError as error:
             raise SpecError([dataclasses.replace(p, where=f"{path}: gpu: {p.where}") for p in error.problems]) from None
     return load_spec(Cluster, data, str(path))
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise one_problem(text[:100], "", "", "names the home folder of an unknown user") from None
 
 
 def _is_path(text: str) -> bool:

@@ -114,7 +114,7 @@ def _head_dim(c: Config, family: Family, hidden: int, heads: int) -> int:
     given = c.integer("head_dim", "kv_channels", default=family.head_dim)
     if given:
         return given
-    if hidden % heads:
+    if hidden % heads and not c.problems:
         c.add("num_attention_heads", heads, f"must divide hidden_size = {hidden}, as head_dim is not given")
     return max(hidden // heads, 1)
 

@@ -30,7 +30,7 @@ class Config:
 
     def add(self, key: str, value: object, rule: str) -> None:
         """Note a problem of a key."""
-        text = repr(value) if isinstance(value, (str, list, dict)) else str(value)
+        text = repr(value) if isinstance(value, (str, list, dict)) and value else str(value)
         self.problems.append(Problem(where=self.where, path=key, value=text[:80], rule=rule))
 
     def refusal(self, key: str, part: str, value: object = None) -> SpecError:

@@ -22,7 +22,8 @@ class Family:
     """What a family builds. Flags are fixed or (key, default); `adjust` returns fields of Model that need more than a key.
 
     norms: per layer; ffn_ratio: ffn_hidden / hidden when the width is absent; kv_heads: when absent (0: as heads); head_dim: when
-    absent (0: hidden / heads); dropout: when no key says so; position_offset: rows of the position table beyond max_positions; mtp: keys that count MTP layers.
+    absent (0: hidden / heads); dropout: when no key says so; position_offset: rows of the position table beyond max_positions;
+    mtp: keys that count MTP layers.
     """
 
     gated: bool = True

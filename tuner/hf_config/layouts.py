@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 _FULL = ("full_attention", "attention", "global", "global_attention", "full")
 _SLIDING = ("sliding_attention", "sliding_window_attention", "local", "local_attention", "sliding")
 
+_TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "num_selected_experts")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowKeys:
@@ -45,7 +47,7 @@ class MoeKeys:
 def window(c: Config, keys: WindowKeys, layers: int) -> dict[str, int] | None:
     """Return the fields of SlidingWindow, or None when every layer attends to all tokens."""
     types = c.sequence("layer_types", layers)
-    size = c.integer("sliding_window", "window_size", default=0, least=0)
+    size = c.integer("sliding_window", "sliding_window_size", "window_size", default=0, least=0)
     if not size and not c.states("sliding_window"):
         size = keys.size or 0
     if types is not None:
@@ -105,9 +107,10 @@ def moe(c: Config, keys: MoeKeys, layers: int) -> dict[str, Any] | None:
     """Return the fields of Moe, or None for a dense model of a family that allows it."""
     experts_names = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
     if keys.optional and c.get(*experts_names) in (None, 0, 1):
+        c.get(*_TOP_K, *keys.ffn, *keys.shared_size, *keys.shared_count)  # without experts these say nothing
         return None
     experts = _uniform(c, *experts_names)
-    top_k = _uniform(c, "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "num_selected_experts")
+    top_k = _uniform(c, *_TOP_K)
     width = _uniform(c, *keys.ffn)
     shared = _uniform(c, *keys.shared_size, least=0, default=0) if keys.shared_size else 0
     shared += width * _uniform(c, *keys.shared_count, least=0, default=0) if keys.shared_count else 0

@@ -104,6 +104,7 @@ _MARKERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"is_encoder_decoder|^encoder_layers|cross_attention|bidirectional", _ENCODER),
         (r"recurrent|rwkv|lru_width|retention|lstm", _RECURRENT),
         (r"packing|packed_seq", "packed sequences"),
+        (r"^use_cla$|cross_layer_attention", "keys and values shared across layers"),
         (r"engram|ngram_embedding|n_gram_", "n-gram embeddings"),
     )
 )
@@ -118,7 +119,7 @@ _NEUTRAL = re.compile(
     r"|^num_expert_group|^num_beam|^ep_size|^pretraining_tp|^num_return|^num_logits|^chunk_size_feed_forward|^init|_std$|^type_vocab|^model_max"
     r"|^mup_|^dim_model_base|^scale_|^summary_|^quant|^block_size$|^layer_norm|^layernorm|^embd_|^attn_pdrop|^router_|^routed_scaling|^aux_loss"
     r"|^first_k_|^max_window_layers|^attn_logit|^logit|^mscale|ngram_size$|^hidden_act|^group_size|^tensor_parallel|^loss_|^moe_loss"
-    r"|^num_labels|^problem_type|^world_size|^batch_size|^seq_len|^context_len|^train|^moe_group|^moe_capacity|^moe_norm"
+    r"|^cla_share|^num_labels|^problem_type|^world_size|^batch_size|^seq_len|^context_len|^train|^moe_group|^moe_capacity|^moe_norm"
 )
 
 
