@@ -105,20 +105,17 @@ def explain(**given: Any) -> ExplainAnswer:
 
 def validate(files: Any, *, calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:
     """Return how wrong the model is on the measured rows of these JSONL files."""
-    from tuner.accuracy.rows import Reader
-    from tuner.accuracy.validate import calibrations, document, predict
-    from tuner.cost_model.estimate import estimate as evaluate
+    from tuner.accuracy.validate import document, score_files
 
     paths = [Path(str(file)).expanduser() for file in ([files] if isinstance(files, (str, Path)) else files)]
     if not paths:
         raise one_problem("files", "", "", "are missing", "JSONL files with measured rows")
-    reader, calibration_of = Reader(), calibrations(str(calibration))
     scored, skipped = [], []
     for done, path in enumerate(paths):
         if progress is not None:
             progress(f"scoring {path.name}: file", done + 1, len(paths))
-        measurements, left_out = reader.read(path)
-        scored += predict(measurements, evaluate, calibration_of)
+        found, left_out = score_files([path], str(calibration))
+        scored += found
         skipped += left_out
     return ValidateAnswer(document(scored, skipped))
 

@@ -12,6 +12,7 @@ from tuner.report.words import (
     labelled,
     mesh,
     mfu_words,
+    microbatches,
     percent,
     plan_words,
     probability,
