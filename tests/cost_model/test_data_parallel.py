@@ -10,8 +10,8 @@ from tuner.cost_model.weights import Weights
 from tuner.plan import OFFLOADS, Plan
 
 WEIGHTS = Weights(1e9, 0.0)
-NOTHING = StageTime(0.0, 0.0, 0.0, 0.0, 0.0)
-ENDLESS = StageTime(1e9, 1e9, 0.0, 0.0, 0.0)
+NOTHING = StageTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+ENDLESS = StageTime(1e9, 1e9, 0.0, 0.0, 0.0, 0.0)
 
 
 def seconds(job, plan, microbatches=4, weights=WEIGHTS):

@@ -84,10 +84,19 @@ def time_terms(job: Job, plan: Plan, calibration: Calibration, result: Estimate)
         recompute += float(one.recompute)
         seconds = microbatches * float(one.forward + one.backward)
         terms.append(Term(name=field.name, value=seconds, unit="s", what=field.metadata["what"], ref=field.metadata["ref"]))
-    sends = float(stage_time(job, plan, parts, calibration, result.slowest_stage).sends)
+    whole = stage_time(job, plan, parts, calibration, result.slowest_stage)
     steady = [
         Term(name="recompute", value=microbatches * recompute, unit="s", what="forward work done again in the backward", ref="layer.py"),
-        Term(name="pp_comm", value=microbatches * sends, unit="s", what="exposed pipeline sends", ref="Narayanan 2021, section 4.1"),
+        Term(
+            name="pp_comm",
+            value=microbatches * float(whole.sends),
+            unit="s",
+            what="exposed pipeline sends",
+            ref="Narayanan 2021, section 4.1",
+        ),
+        Term(
+            name="microbatch_host", value=microbatches * float(whole.host), unit="s", what="host time of a micro batch", ref="calibration"
+        ),
     ]
     return (*terms, *steady, *_terms(result.step, skip=("steady",)))
 

@@ -319,7 +319,8 @@ def layer_time(job: Job, plan: Plan, kind: LayerKind, calibration: Calibration) 
         mlp = mlp_part(c, s.ffn)
         layer = always + mlp
         redone = redone + mlp.forward.times(recomputed(plan, "mlp"))
-    forward, backward = _host_bound(c, layer.forward), _host_bound(c, layer.backward)
+    kernels = calibration["host_moe_factor"] if kind.moe else 1.0
+    forward, backward = _host_bound(c, layer.forward, kernels), _host_bound(c, layer.backward, kernels)
     return LayerTime(
         forward=forward,
         backward=backward,
@@ -329,9 +330,11 @@ def layer_time(job: Job, plan: Plan, kind: LayerKind, calibration: Calibration) 
     )
 
 
-def _host_bound(c: _Costs, work: Work) -> Work:
-    """Add what the GPU waits for when the host cannot issue a layer's kernels as fast as they run."""
-    floor = c.calibration["host_per_layer_s"] * (1 - c.plan.cuda_graphs)
+def _host_bound(c: _Costs, work: Work, kernels: float) -> Work:
+    """Add what the GPU waits for when the host cannot issue a layer's kernels as fast as they run (`kernels` times as many as a
+    dense layer has).
+    """
+    floor = c.calibration["host_per_layer_s"] * kernels * (1 - c.plan.cuda_graphs)
     return work + Work(host=np.maximum(floor - work.seconds, 0.0))
 
 

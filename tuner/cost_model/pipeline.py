@@ -118,23 +118,26 @@ def pieces(job: Job, plan: Plan, calibration: Calibration) -> Pieces:
         embedding=embedding_time(job, plan, calibration),
         head=head_time(job, plan, calibration),
         mtp=mtp_time(job, plan, calibration),
-        send=np.where(plan.pp > 1, hop, 0.0),
+        send=np.where(plan.pp > 1, hop + calibration["pp_send_s"], 0.0),
     )
 
 
 class StageTime(NamedTuple):
-    """Seconds of one micro batch on a stage; recompute runs before the backward; sends are those it waits for."""
+    """Seconds of one micro batch on a stage; recompute runs before the backward; sends are those it waits for; host: what the host
+    spends on a micro batch whatever its size (scheduling, data, checks).
+    """
 
     forward: Floats
     backward: Floats
     recompute: Floats
     wgrad: Floats
     sends: Floats
+    host: Floats
 
     @property
     def busy(self) -> Floats:
         """All of it: what each further micro batch costs a stage."""
-        return self.forward + self.backward + self.recompute + self.sends
+        return self.forward + self.backward + self.recompute + (self.sends + self.host)
 
 
 def _over_layers(job: Job, held: StageLayers, of: dict[LayerKind, Floats]) -> Floats:
@@ -190,6 +193,7 @@ def stage_time(job: Job, plan: Plan, part: Pieces, calibration: Calibration, sta
         recompute=_redone(job, part, held, share, leaf),
         wgrad=_over_layers(job, held, {kind: time.wgrad for kind, time in part.layers.items()}),
         sends=_hops(plan, calibration) * part.send,
+        host=calibration["microbatch_fixed_s"],
     )
 
 
@@ -199,7 +203,7 @@ def all_stages_seconds(job: Job, plan: Plan, part: Pieces, calibration: Calibrat
     everything = StageLayers(leading, job.model.layers - leading)
     share = np.minimum(1.0 * plan.recompute_layers * plan.pp, job.model.layers) / job.model.layers
     ways = [_one_way(job, part, everything, 1, 1, way, "seconds") for way in ("forward", "backward")]
-    sends = plan.pp * _hops(plan, calibration) * part.send
+    sends = plan.pp * (_hops(plan, calibration) * part.send + calibration["microbatch_fixed_s"])
     return ways[0] + ways[1] + _redone(job, part, everything, share, "seconds") + sends
 
 
