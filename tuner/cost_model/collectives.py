@@ -80,6 +80,41 @@ def _rounds(op: str, nodes: Ints) -> Floats:
     return (nodes - 1) * 1.0 if op != "all_to_all" else 1.0
 
 
+def dispatch_seconds(
+    tokens: Floats, token_bytes: Floats, top_k: int, group: Group, *, cluster: Cluster, calibration: Calibration
+) -> Floats:
+    """Return the seconds of sending each rank's `tokens` to the ranks of their `top_k` experts (or back), once for each rank
+    and across domains once for each domain, from where the inner link forwards them (DeepEP, HybridEP).
+
+    A token meets n hit(n) of n equally likely places, hit(n) = 1 - (1 - 1/n)^top_k. Inside: all_to_all of
+    tokens token_bytes n hit(n). Leaving a domain, of N that the group spans: tokens token_bytes (N-1) hit(N) over the rank's
+    own NIC; the slower counts, latencies add. Neglected: imbalance, and routing limited to a few nodes.
+    """
+    inside = members(group, cluster.sizes[0])
+    moved = 1.0 * tokens * token_bytes
+    reached = moved * group.size * _hit(group.size, top_k)
+    seconds = inner_seconds("all_to_all", reached, inside, link=cluster.domains[0].bandwidth.value, calibration=calibration)
+    seconds = np.where(inside > 1, seconds, 0.0)
+    before = inside
+    for domain, size in zip(cluster.domains[1:], cluster.sizes[1:], strict=True):
+        within = members(group, size)
+        places = ceil_div(group.size, before)
+        rate = domain.bandwidth.value * calibration["inter_node_all_to_all_efficiency"]
+        outward = moved * ((places - 1) * _hit(places, top_k)) / rate
+        delay = domain.latency.value + calibration["inter_node_hop_s"]
+        seconds = np.where(within > before, np.maximum(seconds, outward) + delay, seconds)
+        before = within
+    return np.where(group.size > 1, seconds, 0.0)
+
+
+def _hit(places: Ints, draws: int) -> Floats:
+    """Return the chance that one of `places` is among `draws` independent ones."""
+    miss: Floats = 1.0
+    for _ in range(draws):
+        miss = miss * (1.0 - 1.0 / places)
+    return 1.0 - miss
+
+
 def send_seconds(bytes_: Floats, stride: Ints, *, cluster: Cluster, calibration: Calibration) -> Floats:
     """Return the seconds of a message between ranks `stride` apart, over the innermost domain that holds both.
 

@@ -16,7 +16,8 @@ from tuner.job import PEAK_OF
 
 if TYPE_CHECKING:
     from tuner.cluster import Gpu
-    from tuner.cost_model.calibration import AttentionCurve, Calibration, GemmCurve
+    from tuner.cost_model.calibration import Calibration
+    from tuner.cost_model.curves import AttentionCurve, GemmCurve
 
 # Bytes of an element of an operand, with the scales of nvfp4 (one fp8 for 16 elements; those of fp8_block are 1/4096).
 ELEMENT_BYTES: dict[str, float] = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}

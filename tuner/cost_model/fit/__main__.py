@@ -1,0 +1,185 @@
+"""Fit every table of a folder and write the calibrations: pooled.yaml and one file for each GPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tuner.cost_model.calibration import COLLECTIVES, DTYPES, POOLED, CalibrationFile
+from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
+from tuner.cost_model.fit import attention, experts, gemm, links, published
+from tuner.cost_model.fit.tables import Table, find_gpu, find_link, named, read
+from tuner.errors import TunerError, one_problem
+
+# GPUs that another one's curves stand for when they have no table: the same silicon with other clocks, memory or links.
+RELATIVES = {
+    "a100-sxm-80gb": ("a800-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb"),
+    "h100-sxm-80gb": ("h800-sxm-80gb", "h20", "h100-pcie-80gb", "h100-nvl-94gb", "h100-sxm-96gb-hbm2e-500w", "gh200"),
+}
+# A GPU without a table, and whose curve of each kind it takes: it has B200's tensor cores and clocks, and GB300's faster
+# exponential for attention and slower growth in fp4.
+B300 = "b300-sxm-288gb"
+_MIN_FOR_POOL = 2
+_MAX_GROUPED_P90 = 0.6  # beyond this the kernels were not tuned for the GPU, and the pooled curve says more
+
+
+def load(folder: Path) -> dict[str, list[Table]]:
+    """Return the tables of a folder by operator, in the order of their GPUs' names."""
+    tables: dict[str, list[Table]] = {}
+    for path in sorted(folder.glob("*.parquet")):
+        found = named(path.stem)
+        if found:
+            tables.setdefault(found[0], []).append(read(path, *found))
+    if not tables:
+        raise one_problem(str(folder), "", "", "has no table of an operator", "file names are like gemm_h100_sxm.parquet")
+    return tables
+
+
+def fit(tables: dict[str, list[Table]]) -> list[CalibrationFile]:
+    """Return the pooled calibration and that of each GPU, relatives' included."""
+    curves: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def put(gpu: str, kind: str, key: str, curve: GemmCurve | GroupedCurve | AttentionCurve | CollectiveCurve) -> None:
+        name = gpu if gpu == POOLED else find_gpu(gpu).name
+        curves.setdefault(name, {}).setdefault(kind, {})[key] = curve
+        spread = (
+            f"median {curve.fit.median:.1%} p90 {curve.fit.p90:.1%}" if curve.fit.median is not None and curve.fit.p90 is not None else ""
+        )
+        print(f"{name:18} {kind:12} {key:14} n {curve.fit.n:6} {spread}", file=sys.stderr)
+
+    for dtype in DTYPES:
+        chosen = [rows for t in tables.get("gemm", []) if len(rows := gemm.select(t, dtype))]
+        if chosen:
+            put(POOLED, "gemm", dtype, gemm.fit_pooled(chosen, dtype))
+        for t in chosen:
+            put(t.gpu, "gemm", dtype, gemm.fit_gpu(t, dtype, curves[POOLED]["gemm"][dtype].power))
+        _fit_experts(tables, dtype, curves, put)
+    for key, operator, columns in (("gqa", "attention_forward", attention.gqa), ("mla", "mla_forward", attention.mla)):
+        attended = [columns(t) for t in tables.get(operator, [])]
+        if attended:
+            put(POOLED, "attention", key, attention.fit_pooled(attended))
+        for t in attended:
+            put(t.gpu, "attention", key, attention.fit_gpu(t))
+    for op in COLLECTIVES:
+        linked = [(links.select(t, op), find_link(t.gpu)) for t in tables.get("nccl", [])]
+        if linked:
+            put(POOLED, "collectives", op, links.fit_pooled(linked, op))
+        for t, link in linked:
+            put(t.gpu, "collectives", op, links.fit_gpu(t, op, link))
+    _complete_racks(curves)
+    _complete_relatives(curves)
+    return [_file(name, kinds) for name, kinds in sorted(curves.items())]
+
+
+def _fit_experts(tables: dict[str, list[Table]], dtype: str, curves: dict[str, Any], put: Any) -> None:
+    rows = [(t.gpu, experts.select(t, dtype)) for t in tables.get("moe_forward", [])]
+    both = [(t, curves[find_gpu(gpu).name]["gemm"][dtype]) for gpu, t in rows if len(t) and dtype in _of(curves, gpu)]
+    plain = [(t, curve.model_copy(update={"correction": None})) for t, curve in both]
+    if plain:
+        put(POOLED, "grouped", dtype, experts.fit_pooled([t for t, _ in plain], [c for _, c in plain], dtype))
+    for t, curve in plain:
+        own = experts.fit_gpu(t, curve, dtype)
+        if (own.fit.p90 or 0.0) <= _MAX_GROUPED_P90:
+            put(t.gpu, "grouped", dtype, own)
+
+
+def _of(curves: dict[str, Any], gpu: str) -> dict[str, Any]:
+    found: dict[str, Any] = curves.get(find_gpu(gpu).name, {}).get("gemm", {})
+    return found
+
+
+def _complete_racks(curves: dict[str, Any]) -> None:
+    """Give GB200 and GB300, measured with four GPUs, the step from four to eight that B200 shows."""
+    whole = curves.get("b200-sxm-180gb", {}).get("collectives", {})
+    for name in ("gb200", "gb300"):
+        for op, curve in curves.get(name, {}).get("collectives", {}).items():
+            if op in whole:
+                curves[name]["collectives"][op] = links.with_eight(curve, whole[op], "eight GPUs as on b200-sxm-180gb")
+
+
+def _complete_relatives(curves: dict[str, Any]) -> None:
+    """Add files for accelerators without tables: B300 from its siblings, others from a published level."""
+    b200, gb300 = curves.get("b200-sxm-180gb"), curves.get("gb300")
+    if b200 and gb300 and B300 not in curves:
+        made = {kind: {key: _noted(curve, "b200-sxm-180gb") for key, curve in keys.items()} for kind, keys in b200.items()}
+        made["attention"] = {key: _noted(curve, "gb300") for key, curve in gb300.get("attention", {}).items()}
+        for kind in ("gemm", "grouped"):
+            if "nvfp4" in gb300.get(kind, {}):
+                made[kind]["nvfp4"] = _noted(gb300[kind]["nvfp4"], "gb300")
+        curves[B300] = made
+    for name, levels in published.BEST.items():
+        pooled = curves.get(POOLED, {}).get("gemm", {})
+        scaled = {d: published.scaled(pooled[d], find_gpu(name), d, *level) for d, level in levels.items() if d in pooled}
+        if name not in curves and scaled:
+            curves[name] = {"gemm": scaled}
+
+
+def _noted(curve: Any, other: str) -> Any:
+    return curve.model_copy(update={"fit": curve.fit.model_copy(update={"source": f"curve of {other}: {curve.fit.source}"})})
+
+
+def _file(name: str, kinds: dict[str, Any]) -> CalibrationFile:
+    gpus = () if name == POOLED else (name,)
+    return CalibrationFile(name=name, gpus=gpus, relatives=RELATIVES.get(name, ()), **kinds)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Numbers in rows, tables as literal blocks."""
+
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(file: CalibrationFile) -> str:
+    """Return the file as YAML, without what is empty or as by default."""
+    data = file.model_dump(mode="json", exclude_defaults=True)
+    return "# Written by `python -m tuner.cost_model.fit`; change the fit, not this file.\n" + yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write `text` so that a reader sees the old file or the new one, never a part."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tuner.cost_model.fit", description=__doc__)
+    parser.add_argument("tables", type=Path, help="folder with files like gemm_h100_sxm.parquet")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of calibrations")
+    options = parser.parse_args(arguments)
+    try:
+        if not options.output.is_dir():
+            raise one_problem("--output", "", str(options.output), "must be a folder")
+        for file in fit(load(options.tables)):
+            write(options.output / f"{file.name}.yaml", dump(file))
+    except TunerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

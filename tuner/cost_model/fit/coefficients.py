@@ -1,0 +1,147 @@
+"""Coefficients fitted to whole steps: what a framework makes of the same hardware.
+
+Least squares on log(measured / predicted) with a soft-L1 loss (a few broken runs must not steer it), each coefficient held near its
+prior by a normal penalty on its logarithm, so that three rows move little and three hundred decide. Folds are whole jobs (one model on one
+number of GPUs): the error and the interval that the file states come from rows that the fit had not seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.cost_model.calibration import Override
+from tuner.cost_model.estimate import estimate
+from tuner.plan import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tuner.cost_model.calibration import Calibration
+    from tuner.job import Job
+
+LOSS_SCALE = 0.1  # log residuals beyond this count linearly
+FOLDS = 5
+MOST_SPREAD = 20.0
+
+# Relative doubt (standard deviation of the logarithm) about each coefficient before any row, and the range it may take.
+DOUBT: Mapping[str, tuple[float, float, float]] = {
+    "gemm_sustained": (0.15, 0.3, 1.05),
+    "memory_bandwidth_efficiency": (0.3, 0.15, 1.0),
+    "host_per_layer_s": (1.0, 1e-5, 2e-2),
+    "microbatch_fixed_s": (1.5, 1e-5, 2.0),
+    "pp_send_s": (1.5, 1e-6, 0.5),
+    "step_fixed_s": (1.0, 1e-4, 2.0),
+    "overlap_contention": (0.7, 0.02, 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A measured step: id, job, plan and seconds."""
+
+    id: str
+    job: Job
+    plan: Plan
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Coefficients with what they are worth on held-out jobs: median and 90th percentile of |log error|, before and after."""
+
+    overrides: dict[str, Override]
+    rows: tuple[str, ...]
+    before: tuple[float, float]
+    after: tuple[float, float]
+
+    @property
+    def helps(self) -> bool:
+        """Whether rows that the fit had not seen came out better."""
+        return self.after[0] < self.before[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The steps of one job as columns."""
+
+    job: Job
+    plan: Plan
+    log_measured: Any
+    base: Calibration
+
+
+def _tables(steps: Sequence[Step], calibrations: Mapping[str, Calibration]) -> list[_Table]:
+    by_job: dict[int, list[Step]] = defaultdict(list)
+    for step in steps:
+        by_job[id(step.job)].append(step)
+    made = []
+    for of_job in by_job.values():
+        columns = {f.name: np.array([getattr(s.plan, f.name) for s in of_job], dtype=np.int64) for f in dataclasses.fields(Plan)}
+        seconds = np.log(np.array([s.step_s for s in of_job]))
+        made.append(_Table(of_job[0].job, Plan(**columns), seconds, calibrations[of_job[0].job.cluster.gpu.name]))
+    return made
+
+
+def _with(base: Calibration, values: Mapping[str, float]) -> Calibration:
+    changed = {name: base.coefficients[name].model_copy(update={"value": value}) for name, value in values.items()}
+    return base.model_copy(update={"coefficients": {**base.coefficients, **changed}})
+
+
+def _residuals(tables: Sequence[_Table], values: Mapping[str, float]) -> Any:
+    parts, made = [], {}
+    for table in tables:
+        calibration = made.setdefault(id(table.base), _with(table.base, values))
+        said = estimate(table.job, table.plan, calibration).step_s
+        parts.append(table.log_measured - np.log(np.broadcast_to(said, table.log_measured.shape)))
+    return np.concatenate(parts)
+
+
+def _solve(tables: Sequence[_Table], names: Sequence[str]) -> dict[str, float]:
+    from scipy.optimize import least_squares
+
+    prior = np.log([tables[0].base[name] for name in names])
+    doubt = np.array([DOUBT[name][0] for name in names])
+    low, high = (np.log([DOUBT[name][i] for name in names]) for i in (1, 2))
+
+    def cost(theta: Any) -> Any:
+        r = _residuals(tables, dict(zip(names, np.exp(theta).tolist(), strict=True))) / LOSS_SCALE
+        soft = np.sign(r) * np.sqrt(2.0 * (np.sqrt(1.0 + r * r) - 1.0))
+        return np.concatenate([soft, (theta - prior) / doubt])
+
+    start = np.clip(prior, low + 1e-6, high - 1e-6)
+    found = least_squares(cost, start, bounds=(low, high), diff_step=1e-3, max_nfev=25)
+    return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+
+
+def fit_coefficients(steps: Sequence[Step], calibrations: Mapping[str, Calibration], names: Sequence[str], source: str) -> Fitted:
+    """Return the coefficients `names` fitted to `steps`; calibrations: the one to start from, by GPU name.
+
+    The interval's half-width (time_spread_90) is the 90th percentile of the out-of-fold |log error|.
+    """
+    tables = _tables(steps, calibrations)
+    order = sorted(range(len(tables)), key=lambda i: (tables[i].job.model.name, tables[i].job.gpus, i))
+    folds = [order[k::FOLDS] for k in range(FOLDS) if order[k::FOLDS]]
+    before = np.abs(_residuals(tables, {}))
+    unseen = []
+    for fold in folds:
+        rest = [tables[i] for i in order if i not in fold]
+        values = _solve(rest, names) if rest else {}
+        unseen.append(np.abs(_residuals([tables[i] for i in fold], values)))
+    after = np.concatenate(unseen)
+    values = _solve(tables, names)
+    spread = min(math.expm1(float(np.quantile(after, 0.9))), MOST_SPREAD)
+    residual = float(np.median(np.abs(_residuals(tables, values))))
+    overrides = {name: Override(value=float(f"{v:.4g}"), source=source, n=len(steps), residual=round(residual, 4)) for name, v in values.items()}
+    overrides["time_spread_90"] = Override(value=round(spread, 3), source=f"{source}, jobs held out", n=len(steps))
+    return Fitted(
+        overrides=overrides,
+        rows=tuple(step.id for step in steps),
+        before=(float(np.median(before)), float(np.quantile(before, 0.9))),
+        after=(float(np.median(after)), float(np.quantile(after, 0.9))),
+    )

@@ -1,0 +1,124 @@
+"""Tables of measured operators, as columns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.errors import InfrastructureError, one_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tuner.cluster import Gpu
+
+OPERATORS = ("gemm", "attention_forward", "mla_forward", "moe_forward", "nccl")
+SOURCE = "silicon database of ai-dynamo/aiconfigurator (Apache-2.0, commit 095f58a51)"
+
+# Which of a row's kernels is taken. The MLA and MoE rows mix kernels that training would not run (paths for short prompts,
+# untuned Triton) with the ones it would, so there the fastest stands for it.
+BASIS = {"gemm": "median", "attention_forward": "median", "mla_forward": "fastest", "moe_forward": "fastest", "nccl": "median"}
+
+# Columns that a table of each operator must have, beside median_ms and fastest_ms.
+COLUMNS = {
+    "gemm": ("gemm_dtype", "m", "n", "k"),
+    "attention_forward": ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
+    "mla_forward": ("batch_size", "isl", "num_heads"),
+    "moe_forward": (
+        "moe_dtype",
+        "num_tokens",
+        "hidden_size",
+        "inter_size",
+        "topk",
+        "num_experts",
+        "moe_tp_size",
+        "moe_ep_size",
+    ),
+    "nccl": ("op_name", "nccl_dtype", "num_gpus", "message_size"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One operator on one GPU: equally long columns, `seconds` among them."""
+
+    operator: str
+    gpu: str
+    columns: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.columns["seconds"])
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name]
+
+    def where(self, mask: Any) -> Table:
+        """Return the rows that `mask` selects."""
+        return Table(operator=self.operator, gpu=self.gpu, columns={name: column[mask] for name, column in self.columns.items()})
+
+
+def named(stem: str) -> tuple[str, str] | None:
+    """Return (operator, GPU as the file spells it) of a file like gemm_h100_sxm.parquet, or None for another file."""
+    for operator in OPERATORS:
+        match = re.fullmatch(rf"{operator}_(.+)", stem)
+        if match:
+            return operator, match[1]
+    return None
+
+
+def read(path: Path, operator: str, gpu: str) -> Table:
+    """Return a Parquet file as a table of `operator` on `gpu`; rows without a positive time are left out."""
+    try:
+        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise InfrastructureError("reading operator tables needs pyarrow: pip install 'meshtuner[operators]'") from None
+    try:
+        loaded = parquet.read_table(path)
+    except FileNotFoundError:
+        raise one_problem(str(path), "", "", "no such file") from None
+    except (ArrowException, OSError) as error:
+        raise one_problem(str(path), "", "", f"is not a Parquet file: {str(error)[:100]}") from None
+    wanted = (*COLUMNS[operator], "median_ms", "fastest_ms")
+    missing = [name for name in wanted if name not in loaded.column_names]
+    if missing:
+        raise one_problem(str(path), missing[0], "", f"a table of {operator} needs this column")
+    columns = {name: np.asarray(loaded[name].to_pylist()) for name in wanted}
+    for name in wanted:
+        if columns[name].dtype.kind not in ("U" if name.endswith(("dtype", "op_name")) else "iuf"):
+            raise one_problem(
+                str(path), name, "", "must be text" if name.endswith(("dtype", "op_name")) else "must be numbers without gaps"
+            )
+    times = {"median": columns.pop("median_ms") / 1e3, "fastest": columns.pop("fastest_ms") / 1e3}
+    columns["seconds"] = times[BASIS[operator]]
+    table = Table(operator=operator, gpu=gpu, columns=columns)
+    return table.where(np.isfinite(columns["seconds"]) & (columns["seconds"] > 0))
+
+
+@lru_cache(maxsize=64)
+def find_gpu(text: str) -> Gpu:
+    """Return the preset that a table's name means: h100_sxm is the alias h100-sxm."""
+    from tuner import presets
+
+    return presets.gpu(text.replace("_", "-"))
+
+
+@lru_cache(maxsize=64)
+def find_link(text: str) -> float:
+    """Return bytes/s of the innermost domain of the fastest node preset with this GPU."""
+    from tuner import presets
+
+    gpu = find_gpu(text).name
+    links = [c.domains[0].bandwidth.value for c in map(presets.cluster, presets.names("clusters")) if c.gpu.name == gpu]
+    if not links:
+        raise one_problem("clusters", "", gpu, "is in no preset of a node")
+    return max(links)
+
+
+def errors(predicted: Any, measured: Any) -> tuple[float, float]:
+    """Return the median and the 90th percentile of |predicted / measured - 1|."""
+    error = np.abs(predicted / measured - 1.0)
+    return float(np.median(error)), float(np.quantile(error, 0.9))
