@@ -53,7 +53,8 @@ class Framework(Spec):
     fused_attention_since: the year from which its attention is a fused kernel (None: as far back as it matters);
     gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no);
     sharded_logits: whether the loss runs on a rank's share of the vocabulary (None: yes; no: logits are gathered over tp);
-    fused_norm: whether a norm is one kernel that keeps its input alone (None: yes; no: element-wise kernels, one more tensor kept).
+    fused_norm: whether a norm is one kernel that keeps its input alone (None: yes; no: element-wise kernels, one more tensor kept);
+    fused_loss: whether the cross-entropy is one kernel over 16-bit logits whose gradient overwrites them (None: no, fp32 copies).
     """
 
     name: Name
@@ -76,6 +77,7 @@ class Framework(Spec):
     gpt_dropout: Sourced[bool] | None = None
     sharded_logits: Sourced[bool] | None = None
     fused_norm: Sourced[bool] | None = None
+    fused_loss: Sourced[bool] | None = None
 
 
 class RampUp(Spec):
