@@ -38,6 +38,7 @@ def refusal(data: Any) -> str:
 SIZES: dict[str, tuple[float, float | None]] = {
     "apertus-8b": (8.05e9, None),
     "bloom": (176_247_271_424, None),
+    "chatglm3-6b": (6_243_584_000, None),
     "command-r": (34_980_831_232, None),
     "command-r7b": (8.03e9, None),
     "dbrx": (131_596_523_520, 36),
@@ -74,6 +75,7 @@ SIZES: dict[str, tuple[float, float | None]] = {
     "phi-2": (2.78e9, None),
     "phi-3-mini": (3_821_079_552, None),
     "phi-3.5-moe": (41.9e9, 6.6),
+    "qwen-7b": (7_721_324_544, None),
     "qwen2-57b-a14b": (57.4e9, 14),
     "qwen2-7b": (7_615_616_512, None),
     "qwen3-30b-a3b": (30_532_122_624, 3),
@@ -135,6 +137,13 @@ def test_expert_layers() -> None:
     assert moe is not None and moe.first_dense_layers == 5
     assert "irregular patterns of expert layers" in refusal(config("qwen2-57b-a14b") | {"mlp_only_layers": [5]})
     assert read("deepseek-v3", n_routed_experts=None).moe is None
+
+
+def test_switched_off_variants() -> None:
+    off = {"use_mla": False, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "attention_head_dim": 128}
+    assert read("hunyuan-a13b", **off) == read("hunyuan-a13b")
+    assert "latent-attention variants" in refusal(config("hunyuan-a13b") | {"use_mla": True})
+    assert "experts that differ from layer to layer" in refusal(config("hunyuan-a13b") | {"moe_topk": [8] * 31 + [4]})
 
 
 def test_quantised_checkpoints_describe_the_same_model() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "spaces")
 _SUFFIXES = (".yaml", ".yml", ".json")
 _COUNTED = re.compile(r"(.+?)\s*[x*:]\s*(\d{1,9})", re.IGNORECASE)
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,90}/[A-Za-z0-9][A-Za-z0-9._-]{0,90}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+?-]{0,99}")
 
 
@@ -54,8 +55,12 @@ def find(kind: str, text: str) -> Path:
 
 
 def model(text: str) -> Model:
-    """Return a model: a preset, our YAML file, a Hugging Face config.json, or a folder that holds one."""
-    path = find("models", text)
+    """Return a model: a preset, our YAML file, a Hugging Face config.json, or a folder that holds one.
+
+    An id of the Hugging Face hub (owner/name) means the preset of that name when there is no such file.
+    """
+    path = _lookup("models", text.rpartition("/")[2]) if _HUB_ID.fullmatch(text) and not Path(text).exists() else None
+    path = path or find("models", text)
     if _is_path(text):
         path = _inside(path)
     data = load_foreign_json(path) if path.suffix.lower() == ".json" else load_yaml(path)

@@ -145,6 +145,28 @@ def _smollm3(c: Config, _: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _bailing(c: Config, _: dict[str, Any]) -> dict[str, Any]:
+    c.get("moe_shared_expert_intermediate_size")  # the code multiplies num_shared_experts by moe_intermediate_size
+    return {}
+
+
+def _hunyuan(c: Config, _: dict[str, Any]) -> dict[str, Any]:
+    """HunYuan's files carry the sizes of variants that they switch off."""
+    if c.flag(("use_mla", False)):
+        raise c.refusal("use_mla", "latent-attention variants of this family")
+    c.get(
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "attention_head_dim",
+        "org_vocab_size",
+        "cla_share_factor",
+    )
+    return {}
+
+
 def _chatglm(c: Config, fields: dict[str, Any]) -> dict[str, Any]:
     grouped = c.flag(("multi_query_attention", False))
     return {"kv_heads": c.integer("multi_query_group_num", default=1) if grouped else fields["heads"]}
@@ -159,6 +181,14 @@ _DEEPSEEK_V3_MOE = MoeKeys(shared_count=("n_shared_experts", "num_shared_experts
 _NEXT = ("num_nextn_predict_layers",)
 _DEEPSEEK_V3 = Family(mla=True, moe=_DEEPSEEK_V3_MOE, mtp=_NEXT, defaults={"first_k_dense_replace": 3})
 _FFN = ("intermediate_size",)
+_BAILING = Family(
+    qkv_bias=("use_qkv_bias", False),
+    output_bias=("use_bias", False),
+    qk_norm=("use_qk_norm", False),
+    moe=MoeKeys(shared_count=("num_shared_experts",), router_bias=("moe_router_enable_expert_bias", False)),
+    mtp=_NEXT,
+    adjust=_bailing,
+)
 
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
@@ -274,21 +304,14 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": Family(
         qkv_bias=("attention_bias", True), output_bias=("attention_out_bias", False), mlp_bias=("mlp_bias", False), kv_heads=8, head_dim=128
     ),
-    "hunyuan_v1_dense": Family(**_ATTENTION_BIAS, qk_norm=True),
+    "hunyuan_v1_dense": Family(**_ATTENTION_BIAS, qk_norm=True, adjust=_hunyuan),
     "hunyuan_v1_moe": Family(
         **_ATTENTION_BIAS,
         qk_norm=True,
         moe=MoeKeys(ffn=("moe_intermediate_size", "intermediate_size"), shared_count=("num_shared_expert",)),
+        adjust=_hunyuan,
     ),
-    "bailing_moe": Family(
-        qkv_bias=("use_qkv_bias", False), output_bias=("use_bias", False), moe=MoeKeys(shared_count=("num_shared_experts",))
-    ),
-    "bailing_moe_v2": Family(
-        qkv_bias=("use_qkv_bias", False),
-        output_bias=("use_bias", False),
-        qk_norm=("use_qk_norm", True),
-        moe=MoeKeys(shared_count=("num_shared_experts",), router_bias=("moe_router_enable_expert_bias", False)),
-        mtp=_NEXT,
-    ),
+    "bailing_moe": _BAILING,
+    "bailing_moe_v2": _BAILING,
     "orion": Family(norm="layer"),
 }

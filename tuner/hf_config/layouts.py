@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _FULL = ("full_attention", "attention", "global", "global_attention", "full")
 _SLIDING = ("sliding_attention", "sliding_window_attention", "local", "local_attention", "sliding")
 
+_PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 _TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_k", "moe_topk", "num_selected_experts")
 
 
@@ -52,7 +53,7 @@ def window(c: Config, keys: WindowKeys, layers: int) -> dict[str, int] | None:
         size = keys.size or 0
     if types is not None:
         _refuse_other_types(c, types)
-        c.get("use_sliding_window", "max_window_layers", "sliding_window_pattern")
+        c.get("use_sliding_window", "max_window_layers", *_PATTERN)
         sliding = [kind in _SLIDING for kind in types]
     else:
         sliding = _by_family(c, keys, layers, size)
@@ -77,12 +78,12 @@ def _by_family(c: Config, keys: WindowKeys, layers: int, size: int) -> list[bool
 
 def _stated_period(c: Config, keys: WindowKeys) -> int:
     """A number, or letters like LLLG (EXAONE)."""
-    stated = c.get("sliding_window_pattern")
+    stated = c.get(*_PATTERN)
     if isinstance(stated, str):
         if stated.strip("L") != "G":
             raise c.refusal("sliding_window_pattern", "irregular patterns of sliding windows")
         return len(stated)
-    return c.integer("sliding_window_pattern", default=keys.period)
+    return c.integer(*_PATTERN, default=keys.period)
 
 
 def _refuse_other_types(c: Config, types: list[Any]) -> None:
