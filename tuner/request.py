@@ -10,25 +10,27 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from tuner import presets
 from tuner.cluster import Cluster
 from tuner.errors import Problem, SpecError, nearest, one_problem
-from tuner.job import Framework, Job
+from tuner.job import PRECISIONS, AttentionKernel, Framework, Job, Task
 from tuner.load import load_spec, load_yaml
 from tuner.model import Model
 from tuner.plan_text import parse_knobs, split_knobs
 from tuner.units import parse_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     T = TypeVar("T")
 
 DEFAULT_FRAMEWORK = "megatron-lm"
 MOST_COUNTS = 64
 LARGEST = 10_000_000
+ATTENTION: tuple[str, ...] = get_args(AttentionKernel)
+TASKS: tuple[str, ...] = get_args(Task)
 _COUNT = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d{1,12})\s*([kKmM]?)")
 _COUNTED_CLUSTER = re.compile(r"(.+?)\s*[x*:]\s*\d+")
 _RANGE = re.compile(r"(\d{1,9})\s*\.\.\s*(\d{1,9})(?:\s*:\s*(\d{1,9}))?")
@@ -94,6 +96,12 @@ class Problems:
         """Raise a SpecError when anything was noted."""
         if self.found:
             raise SpecError(self.found)
+
+
+def close(word: str, known: Iterable[str]) -> str:
+    """Return "did you mean X?" when X is close to the word, else "": the known words stand in the rule."""
+    hint = nearest(word[:40], known)
+    return hint if hint.startswith("did you mean") else ""
 
 
 def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:
@@ -249,6 +257,13 @@ def read_range(request: Request) -> tuple[Job, tuple[int, ...]]:
         value = getattr(request, name)
         if value is not None:
             fields[name] = problems.trying(lambda reader=reader, value=value: reader(value))  # type: ignore[misc]
+    for name, known in (("precision", PRECISIONS), ("attention", ATTENTION), ("task", TASKS)):
+        value = getattr(request, name)
+        if value is not None and value not in known:
+            problems.add(name, value, f"must be one of {', '.join(known)}", close(str(value), known))
+    for name in ("price", "ramp_up"):
+        if getattr(request, name) is not None and request.tokens is None:
+            problems.add(name, getattr(request, name), "concerns a whole run: it needs tokens", "like 15T")
     if request.lora_rank is not None and request.task != "lora":
         problems.add("lora_rank", request.lora_rank, "only means something with task lora")
     if framework is not None:

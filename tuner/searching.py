@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.errors import nearest, one_problem
-from tuner.request import Problems, quantity, read_range, sized, whole
+from tuner.errors import SpecError, one_problem
+from tuner.plan import Plan
+from tuner.request import Problems, close, knobs, quantity, read_range, sized, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tuner.cost_model.calibration import Calibration
+    from tuner.errors import Problem
     from tuner.found import SearchAnswer
     from tuner.job import Job
-    from tuner.plan import Plan
     from tuner.request import Request
     from tuner.search.exhaustive import Objective, SweepResult
     from tuner.search.space import Space, SpaceSpec
@@ -43,6 +45,7 @@ class Aim:
 def read_aim(request: Request) -> Aim:
     """Return the search's own options. Raises SpecError listing every problem."""
     from tuner.search.exhaustive import MAX_P_OOM, OBJECTIVES
+    from tuner.search.limits import parse_limits
 
     problems = Problems()
 
@@ -58,7 +61,7 @@ def read_aim(request: Request) -> Aim:
     def choice(name: str, known: tuple[str, ...]) -> str:
         value = str(getattr(request, name) or known[0])
         if value not in known:
-            problems.add(name, value, f"must be one of {', '.join(known)}", nearest(value[:40], known))
+            problems.add(name, value, f"must be one of {', '.join(known)}", close(value, known))
         return value
 
     spec = problems.trying(lambda: read_space_spec(request))
@@ -77,6 +80,12 @@ def read_aim(request: Request) -> Aim:
         max_p_oom=MAX_P_OOM,
         deadline_s=size("deadline", "seconds"),
     )
+    if request.fix is not None:
+        problems.trying(lambda: knobs(request.fix, "fix"))
+    if request.limit is not None:
+        problems.trying(lambda: parse_limits([str(text) for text in _listed(request.limit)], "limit"))
+    if request.current is not None and not isinstance(request.current, Plan):
+        problems.trying(lambda: knobs(request.current, "current"))
     if request.deadline is not None and request.tokens is None:
         problems.add("deadline", request.deadline, "needs the run's tokens", "like --tokens 15T")
     problems.raise_any()
@@ -128,7 +137,21 @@ def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, 
     from tuner.search.space import build_space
 
     _current(request, job)  # a plan that no mesh has is refused before the sweep
-    return _answer(request, aim, _sweep(aim, job, build_space(job, aim.spec, "space"), calibration, progress), calibration)
+    try:
+        space = build_space(job, aim.spec, "space")
+    except SpecError as error:
+        raise SpecError([_attributed(problem, request, aim.spec) for problem in error.problems]) from None
+    return _answer(request, aim, _sweep(aim, job, space, calibration, progress), calibration)
+
+
+def _attributed(problem: Problem, request: Request, spec: SpaceSpec) -> Problem:
+    """Return a problem of the space as one of --fix or --limit where these are to blame."""
+    part, _, knob = problem.path.partition(".")
+    if part == "fix" or (not knob and part in spec.fix):
+        return dataclasses.replace(problem, where="fix", path=knob or part)
+    if request.limit is not None and (part == "limit" or problem.value in {repr(str(text))[:80] for text in _listed(request.limit)}):
+        return dataclasses.replace(problem, where="limit", path="")
+    return problem
 
 
 def _current(request: Request, job: Job) -> tuple[Plan, tuple[str, ...]] | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import one_problem
-from tuner.request import JOB_KEYS, SEARCH_KEYS, knobs, read_job, read_request
+from tuner.request import JOB_KEYS, SEARCH_KEYS, Problems, knobs, read_job, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,10 +57,17 @@ def read_plan(value: Any, job: Job, name: str) -> tuple[Plan, tuple[str, ...]]:
 
 
 def _one_plan(given: dict[str, Any]) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
+    from tuner.plan import Plan
+
     request = read_request(given, keys=(*JOB_KEYS, "plan"))
+    problems = Problems()
     if request.plan is None:
-        raise one_problem("plan", "", "", "is missing", "the layout that is asked about, like tp=8,pp=2")
-    job = read_job(request)
+        problems.add("plan", None, "is missing", "the layout that is asked about, like tp=8,pp=2")
+    elif not isinstance(request.plan, Plan):
+        problems.trying(lambda: knobs(request.plan, "plan"))
+    job = problems.trying(lambda: read_job(request))
+    problems.raise_any()
+    assert job is not None  # noqa: S101 (raise_any has raised otherwise)
     plan, assumed = read_plan(request.plan, job, "plan")
     return job, plan, assumed, read_calibration(request, job)
 

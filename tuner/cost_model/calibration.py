@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
 from tuner.errors import nearest, one_problem
-from tuner.load import load_spec, load_yaml
+from tuner.load import load_spec, load_yaml, read_text
 from tuner.presets import configs_dir
 from tuner.spec import Name, Spec
 
@@ -224,7 +224,8 @@ def _names(folder: Path) -> list[str]:
 def _matching(folder: Path, gpu: Gpu, framework: str, release: str) -> list[CalibrationFile]:
     """Return the files for a GPU, least specific first: its own or a relative's, then the framework's, then the release's."""
     names = {gpu.name, *gpu.aliases}
-    files = [_read(folder / f"{name}.yaml") for name in _names(folder)]
+    paths = [folder / f"{name}.yaml" for name in _names(folder)]
+    files = [_read(path) for path in paths if any(name in read_text(path) for name in names)]  # parsing is what takes time
     generic = [f for f in files if not f.framework]
     chosen = [f for f in generic if names & set(f.gpus)] or [f for f in generic if names & set(f.relatives)]
     own = [f for f in files if f.framework and f.framework == framework and f.release in ("", release) and names & {*f.gpus, *f.relatives}]
