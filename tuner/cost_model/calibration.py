@@ -212,8 +212,8 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     path = folder / f"{text}.yaml"
     if not _NAME.fullmatch(text) or not path.is_file():
         path = Path(text)
-    if not path.is_file():
-        raise one_problem("--calibration", "", text, "is none, auto, a name or a file", nearest(text, ["none", "auto", *_names(folder)]))
+    if len(text) > 1000 or "\0" in text or not path.is_file():
+        raise one_problem("calibration", "", text, "is none, auto, a name or a file", nearest(text, ["none", "auto", *_names(folder)]))
     return layered(base, _read(path))
 
 

@@ -56,6 +56,12 @@ class Grid(Spec):
             raise ValueError(f"values must be {' x '.join(map(str, shape))} positive numbers, not {table.size}")
         return self
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grid) and (self.axes, self.values) == (other.axes, other.values)
+
+    def __hash__(self) -> int:
+        return hash((self.axes, self.values))
+
     @cached_property
     def table(self) -> Any:
         """The values as an array with one axis for each of `axes`; read only."""
