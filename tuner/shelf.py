@@ -64,9 +64,9 @@ def load_preset(kind: str, name: str) -> Any:
     if kind == "calibrations":
         return _calibration(name)
     if kind == "jobs":
-        from tuner.request import JOB_KEYS, read_job, read_request
+        from tuner.request import JOB_KEYS, read_range, read_request
 
-        return read_job(read_request({"job": name}, keys=JOB_KEYS))
+        return read_range(read_request({"job": name}, keys=JOB_KEYS))
     if kind == "spaces":
         from tuner.load import load_file
         from tuner.search.space import SpaceSpec
@@ -123,13 +123,14 @@ def _model(model: Model) -> dict[str, Any]:
 
 
 def _framework(framework: Framework) -> dict[str, Any]:
-    defaults = {name: getattr(framework.defaults, name).value for name in type(framework.defaults).model_fields}
+    stated = {name: getattr(framework.defaults, name) for name in type(framework.defaults).model_fields}
+    defaults = {name: figure.value for name, figure in stated.items() if figure is not None}
     return {"rules": list(framework.rules), "aliases": list(framework.aliases), "defaults": defaults}
 
 
 def _calibration_summary(file: Any) -> dict[str, Any]:
-    fields = ("gpus", "relatives", "framework", "release")
-    stated = {name: getattr(file, name) for name in fields if hasattr(file, name)}
+    fields = ("framework", "release", "gpus", "relatives")
+    stated = {name: getattr(file, name, "") for name in fields}
     fits = {
         f"{group}.{name}": {"n": curve.fit.n, "median": curve.fit.median, "p90": curve.fit.p90}
         for group in ("gemm", "grouped", "attention", "collectives")
@@ -141,11 +142,13 @@ def _calibration_summary(file: Any) -> dict[str, Any]:
     }
 
 
-def _job(job: Any) -> dict[str, Any]:
+def _job(question: Any) -> dict[str, Any]:
+    job, counts = question
+    gpus = str(counts[0]) if len(counts) == 1 else f"{counts[0]}..{counts[-1]}"
     return {
         "model": job.model.name,
         "cluster": job.cluster.name,
-        "gpus": job.gpus,
+        "gpus": gpus,
         "seq_len": job.seq_len,
         "global_batch": job.global_batch,
         "precision": job.precision,

@@ -212,9 +212,16 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     path = folder / f"{text}.yaml"
     if not _NAME.fullmatch(text) or not path.is_file():
         path = Path(text)
-    if len(text) > 1000 or "\0" in text or not path.is_file():
+    if not _is_file(path):
         raise one_problem("calibration", "", text, "is none, auto, a name or a file", nearest(text, ["none", "auto", *_names(folder)]))
     return layered(base, _read(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file system takes
+        return False
 
 
 def _names(folder: Path) -> list[str]:

@@ -98,7 +98,7 @@ def knob_table(record: dict[str, Any], page: Page) -> list[str]:
             Column("time", [signed(item["time_change"]) for item in knobs]),
             Column("GB", [gigabytes(item["memory_bytes"]) for item in knobs], rank=2),
             Column("memory", [signed(item["memory_change"]) for item in knobs], rank=1),
-            Column("P(OOM)", [probability(item["p_oom"]) for item in knobs]),
+            Column("P(OOM)", [probability(item["p_oom"]) for item in knobs], rank=1),
         ],
     ).lines(page)
     left = len(record["knobs"]) - len(knobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from tuner.report.table import Column, Page, Table
+from tuner.report.table import Column, Page, Table, wrapped
 from tuner.report.words import percent
 
 MOST_REASONS = 8
@@ -16,11 +16,11 @@ def validate_text(record: dict[str, Any], page: Page) -> str:
     summary = record["summary"]
     lines = [f"{len(record['rows']):,} rows scored, {len(record['skipped']):,} skipped", ""]
     lines += error_table(summary, page)
-    lines += ["", fit_words(summary["fit"]), ""]
+    lines += ["", *wrapped(fit_words(summary["fit"]), page), ""]
     if summary["by_source"]:
         lines += [*source_table(summary, page), ""]
-    lines += series_lines(summary)
-    lines += skipped_lines(record["skipped"])
+    lines += wrapped(series_words(summary), page)
+    lines += skipped_lines(record["skipped"], page)
     return "\n".join(lines)
 
 
@@ -75,13 +75,13 @@ def source_table(summary: dict[str, Any], page: Page) -> list[str]:
     ).lines(page)
 
 
-def series_lines(summary: dict[str, Any]) -> list[str]:
+def series_words(summary: dict[str, Any]) -> str:
     """Return how many series the ranks were measured on."""
-    return [f"tau and regret: over {len(summary['series'])} series of at least 5 layouts (--json lists them)"]
+    return f"tau and regret: over {len(summary['series'])} series of at least 5 layouts (--json lists them)"
 
 
-def skipped_lines(skipped: list[dict[str, Any]]) -> list[str]:
+def skipped_lines(skipped: list[dict[str, Any]], page: Page) -> list[str]:
     """Return the commonest reasons for which rows were skipped."""
     reasons = Counter(item["why"] for item in skipped)
-    lines = [f"  {n:>5,}  {why}" for why, n in reasons.most_common(MOST_REASONS)]
+    lines = [line for why, n in reasons.most_common(MOST_REASONS) for line in wrapped(f"{n:>7,}  {why}", page, indent=9)]
     return ["", "skipped:", *lines, *(["  ..."] if len(reasons) > MOST_REASONS else [])] if skipped else []
