@@ -80,6 +80,11 @@ class Framework(Spec):
     fused_loss: Sourced[bool] | None = None
 
 
+def says(trait: Sourced[bool] | None, otherwise: bool) -> bool:
+    """Return what a framework says of a trait, or `otherwise` where it says nothing."""
+    return otherwise if trait is None else trait.value
+
+
 class RampUp(Spec):
     """Batch ramp-up as Megatron-LM spells it: from `start` sequences by `increment` over `samples` sequences."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tuner.arrays import Floats, term, total
 from tuner.cost_model.layer import E
 from tuner.cost_model.shard import recomputed, shard
+from tuner.job import says
 
 if TYPE_CHECKING:
     from tuner.job import Job
@@ -50,6 +51,8 @@ def layer_activations(job: Job, plan: Plan, kind: LayerKind) -> Activations:
     mask = hidden if model.dropout else 0.0
     keep_norm = 1 - recomputed(plan, "layernorm") * 1
     extra_norms = model.norms_per_layer - 1
+    if not says(job.framework.fused_norm, True):
+        extra_norms += model.norms_per_layer
     mla = model.mla
     q = t * s.heads * model.qk_head_dim
     kv = t * s.kv_heads * (model.qk_head_dim + model.v_head_dim)
@@ -87,8 +90,7 @@ def _core_attention(job: Job, plan: Plan, kind: LayerKind) -> Floats:
 
 def _mlp_bytes(job: Job, tokens: Floats, width: Floats) -> Floats:
     """Activation's input (two of them when gated) and output over tokens x width; a gate that is not fused keeps act(x) as well."""
-    fused = job.framework.fused_activation
-    gated = 3 if fused is None or fused.value else 4
+    gated = 3 if says(job.framework.fused_activation, True) else 4
     return E * tokens * width * (gated if job.model.gated_mlp else 2)
 
 

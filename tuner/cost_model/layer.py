@@ -18,6 +18,7 @@ from tuner.arrays import Floats, term, total
 from tuner.cost_model.collectives import collective_seconds
 from tuner.cost_model.roofline import attention_seconds, gemm_seconds, grouped_gemm_seconds, stream_seconds
 from tuner.cost_model.shard import Shard, fully_recomputed, groups, recomputed, shard
+from tuner.job import says
 
 if TYPE_CHECKING:
     from tuner.arrays import Ints
@@ -183,7 +184,8 @@ def norm_part(c: _Costs) -> Part:
     elements = 1.0 * c.shard.tokens * c.job.model.hidden / c.shard.spread
     count = c.job.model.norms_per_layer
     masks = 1.0 if c.job.model.dropout else 0.0
-    norms = c.elementwise(count * 2 * E * elements, count * 3 * E * elements, kernels=count)
+    passes = 1.0 if says(c.job.framework.fused_norm, True) else c.calibration["unfused_norm_factor"]
+    norms = c.elementwise(count * 2 * E * passes * elements, count * 3 * E * passes * elements, kernels=count)
     residuals = c.elementwise(2 * (3 * E + masks) * elements, 2 * (2 * E + masks) * elements, kernels=2)
     return norms + residuals
 
@@ -351,14 +353,23 @@ def embedding_time(job: Job, plan: Plan, calibration: Calibration) -> Part:
 def head_time(job: Job, plan: Plan, calibration: Calibration) -> Part:
     """Final norm, logits over the local vocabulary and the cross-entropy, which passes over fp32 logits several times.
 
+    A framework that does not shard the loss gathers the logits over tp first; a fused loss reads and writes 16-bit logits once each way.
+
     An MTP layer (DeepSeek-V3) shares the head: it runs once more for each.
     """
     c = _Costs(job, plan, calibration)
     model, s = job.model, c.shard
     block = c.linear(s.tokens, s.vocab, model.hidden)
-    logits = 1.0 * s.tokens * s.vocab
-    loss = c.elementwise(calibration["loss_forward_bytes"] * logits, calibration["loss_backward_bytes"] * logits, kernels=6)
-    sums = Work(tp_comm=3 * c.comm("all_reduce", 4.0 * s.tokens, "tp"))
+    if says(job.framework.sharded_logits, True):
+        logits = 1.0 * s.tokens * s.vocab
+        sums = Work(tp_comm=3 * c.comm("all_reduce", 4.0 * s.tokens, "tp"))
+    else:
+        logits = 1.0 * s.tokens * s.vocab * plan.tp
+        sums = Work(tp_comm=c.comm("all_gather", E * logits, "tp"))
+    passes = (
+        (2 * E, 2 * E) if says(job.framework.fused_loss, False) else (calibration["loss_forward_bytes"], calibration["loss_backward_bytes"])
+    )
+    loss = c.elementwise(passes[0] * logits, passes[1] * logits, kernels=6)
     elements = 1.0 * s.tokens * model.hidden / s.spread
     norm = c.elementwise(2 * E * elements, 3 * E * elements)
     return block + c.tensor_parallel_input(block) + loss + norm + Part(forward=sums, backward=Work())

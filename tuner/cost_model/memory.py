@@ -18,6 +18,7 @@ from tuner.cost_model.layer import E
 from tuner.cost_model.pipeline import StageLayers, in_flight, stage_layers
 from tuner.cost_model.shard import fully_recomputed, groups, shard
 from tuner.cost_model.weights import Weights, adapter_weights, layer_weights, shards, stage_weights
+from tuner.job import says
 from tuner.plan import OFFLOADS
 
 if TYPE_CHECKING:
@@ -146,9 +147,11 @@ def _activations(job: Job, plan: Plan, microbatches: Ints, stage: Ints) -> tuple
 
 
 def _logits(job: Job, plan: Plan, calibration: Calibration, stage: Ints) -> Floats:
-    """Return the bytes of one micro batch's logits and loss on the last stage."""
+    """Return the bytes of one micro batch's logits and loss on the last stage; a fused loss keeps the 16-bit logits alone."""
     s = shard(job, plan)
-    return (stage == plan.pp - 1) * (calibration["logits_bytes_per_element"] * s.tokens * s.vocab)
+    width = s.vocab if says(job.framework.sharded_logits, True) else s.vocab * plan.tp
+    each = E if says(job.framework.fused_loss, False) else calibration["logits_bytes_per_element"]
+    return (stage == plan.pp - 1) * (each * s.tokens * width)
 
 
 def _gathered(job: Job, plan: Plan, stage: Ints) -> Floats:

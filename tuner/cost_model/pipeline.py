@@ -16,6 +16,7 @@ from tuner.arrays import Floats, Ints, ceil_div
 from tuner.cost_model.collectives import collective_seconds, send_seconds
 from tuner.cost_model.layer import E, LayerTime, Part, embedding_time, head_time, layer_time, mtp_time
 from tuner.cost_model.shard import groups, shard
+from tuner.job import says
 from tuner.plan import SCHEDULES
 
 if TYPE_CHECKING:
@@ -107,10 +108,10 @@ def pieces(job: Job, plan: Plan, calibration: Calibration) -> Pieces:
     s = shard(job, plan)
     whole = E * s.tokens * job.model.hidden
     stride = groups(job, plan)["pp"].stride
-    scattered = job.framework.scattered_sends
-    cut = plan.tp if scattered and scattered.value else s.spread
+    scattered = says(job.framework.scattered_sends, False)
+    cut = plan.tp if scattered else s.spread
     hop = send_seconds(whole / cut, stride, cluster=job.cluster, calibration=calibration)
-    if scattered and scattered.value:
+    if scattered:
         gather = collective_seconds("all_gather", whole, groups(job, plan)["tp"], cluster=job.cluster, calibration=calibration)
         hop = hop + np.where(plan.sequence_parallel > 0, 0.0, gather)
     return Pieces(
