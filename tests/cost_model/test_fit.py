@@ -1,3 +1,7 @@
+import importlib.util
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -154,6 +158,21 @@ def test_published_levels_are_met():
     assert rates.max() / 1e12 == pytest.approx(700.0, rel=0.01)
 
 
+def test_a_sibling_is_as_much_faster_as_published():
+    gpu = presets.gpu("h100-sxm-80gb")
+    used = calibration_for("auto", gpu)
+    curve = published.sibling(used.gemm["bfloat16"], (1.1, 1.02))
+    faster = used.model_copy(update={"gemm": used.gemm | {"bfloat16": curve}})
+
+    def ratio(m, n, k):
+        first, second = (gemm_seconds(m, n, k, precision="bf16", gpu=gpu, calibration=c) for c in (used, faster))
+        return first / second
+
+    assert ratio(4096, 4096, 4096) == pytest.approx(1.1, rel=0.02)
+    assert ratio(32768, 16384, 16384) == pytest.approx(1.02, rel=0.01)
+    assert ratio(64, 256, 128) == pytest.approx(1.0, rel=0.05)
+
+
 def test_a_correction_interpolates_what_it_saw():
     x = np.linspace(1, 9, 200)
     grid = lattice.correction(((1.0, 3.0, 9.0),), [x], np.log(1.0 + 0.02 * x), smooth=0.01, ridge=0.01)
@@ -206,6 +225,27 @@ def test_the_command_refuses_what_it_cannot_use(tmp_path, capsys):
     assert "must be a folder" in capsys.readouterr().err
     assert main([str(tmp_path), "-o", str(tmp_path)]) == 2
     assert "no table of an operator" in capsys.readouterr().err
+
+
+def test_the_benchmark_scores_a_table(tmp_path, capsys):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    spec = importlib.util.spec_from_file_location("operators", Path(__file__).parents[2] / "benchmarks" / "operators.py")
+    operators = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(operators)
+    gpu = presets.gpu("gb200")
+    m, n, k = np.array([128, 4096, 8192]), np.array([1024, 4096, 8192]), np.array([1024, 4096, 8192])
+    ms = gemm_seconds(m, n, k, precision="bf16", gpu=gpu, calibration=calibration_for("auto", gpu)) * 1e3 / np.array([9.0, 1.1, 1.1])
+    columns = {"gemm_dtype": ["bfloat16"] * 3, "m": m, "n": n, "k": k, "median_ms": ms, "fastest_ms": ms}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "gemm_gb200.parquet")
+    assert operators.main([str(tmp_path / "gemm_gb200.parquet"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["gpu"], row["operator"], row["dtype"], row["n"]) == ("gb200", "gemm", "bfloat16", 2)
+    assert row["median_abs_err"] == pytest.approx(0.1) and row["p90_abs_err"] == pytest.approx(0.1)
+    assert operators.main([str(tmp_path / "gemm_gb200.parquet"), "--calibration", "none"]) == 0
+    assert "10.0 %" not in capsys.readouterr().out
+    assert operators.main([str(tmp_path / "other.parquet")]) == 2
 
 
 def test_tables_are_read_and_wrong_ones_refused(tmp_path):

@@ -112,6 +112,10 @@ def _complete_relatives(curves: dict[str, Any]) -> None:
         for kind in ("gemm", "grouped"):
             if "nvfp4" in gb300.get(kind, {}):
                 made[kind]["nvfp4"] = _noted(gb300[kind]["nvfp4"], "gb300")
+        ratios = published.B300_OVER_B200
+        for dtype, curve in made["gemm"].items():
+            if dtype != "nvfp4":
+                made["gemm"][dtype] = published.sibling(published.at_power(curve, find_gpu(B300)), ratios.get(dtype, ratios["fp8"]))
         curves[B300] = made
     for name, levels in published.BEST.items():
         pooled = curves.get(POOLED, {}).get("gemm", {})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tuner.cost_model.curves import Fit, GemmCurve
 from tuner.cost_model.fit.gemm import PRECISION_OF
-from tuner.cost_model.fit.lattice import round4
-from tuner.cost_model.roofline import ELEMENT_BYTES, achievable_peak, multiprocessors, products_seconds
+from tuner.cost_model.fit.lattice import grid, round4
+from tuner.cost_model.roofline import ELEMENT_BYTES, achievable_peak, multiprocessors, products_seconds, watts_per_teraflop
 
 if TYPE_CHECKING:
     from tuner.cluster import Gpu
@@ -28,7 +28,34 @@ BEST: dict[str, dict[str, tuple[float, str]]] = {
         "fp8": (432.0, "silicon database of ai-dynamo/aiconfigurator, best of all shapes (trtllm 1.3.0rc20)"),
     },
 }
+# dtype: TFLOP/s of B300 over those of B200 by one library (trtllm 1.3.0rc20) and dtype: the best of all shapes, which runs at
+# the card's clocks, and the median of m, n, k >= 4096, which runs at the power limit.
+B300_OVER_B200 = {"bfloat16": (1836 / 1693, 1485 / 1471), "fp8": (3376 / 3151, 2492 / 2374)}
+# Products longer than this run at the power limit: from 2**40 to 2**41 FLOP GB300's lead over GB200 doubles.
+_LIMITED_FLOP = 2.0**40.5
 _SIZES = np.array([2048, 4096, 8192, 16384])
+
+
+def sibling(curve: GemmCurve, ratios: tuple[float, float]) -> GemmCurve:
+    """Return the curve of a GPU that is (best, limited) times as fast as the curve's on short products and on long ones."""
+    best, limited = ratios
+    tiles = tuple(t.model_copy(update={"efficiency": round4(min(t.efficiency * best, 1.0))}) for t in curve.tiles)
+    source = f"{curve.fit.source}; {best:.3f} times as fast, long products {limited:.3f} (published distributions)"
+    changes: dict[str, Any] = {"tiles": tiles, "fit": Fit(source=source)}
+    if curve.correction:
+        m, n, k = np.meshgrid(*curve.correction.axes, indexing="ij")
+        changes["correction"] = grid(
+            curve.correction.axes, curve.correction.table * np.where(2.0 * m * n * k > _LIMITED_FLOP, best / limited, 1.0)
+        )
+    return curve.model_copy(update=changes)
+
+
+def at_power(curve: GemmCurve, gpu: Gpu) -> GemmCurve:
+    """Return the curve with the factor for power one at the power of `gpu`."""
+    watts = watts_per_teraflop(gpu)
+    if curve.power is None or watts is None:
+        return curve
+    return curve.model_copy(update={"power": grid(curve.power.axes, curve.power.table / curve.power(watts))})
 
 
 def scaled(curve: GemmCurve, gpu: Gpu, dtype: str, best: float, source: str) -> GemmCurve:
