@@ -7,6 +7,7 @@ broadcasts with the other columns of the same plan (an open grid gives axis i th
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any, TypeAlias
 
 # NumPy's typing has no name for "an int, or an int64 array broadcastable with its siblings"; these two say it to a reader.
@@ -25,14 +26,20 @@ def term(unit: str, what: str, ref: str) -> Any:
     return dataclasses.field(default=0.0, metadata={"unit": unit, "what": what, "ref": ref})
 
 
+@cache
+def leaf_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass that were declared with `term`, in order."""
+    return tuple(f.name for f in dataclasses.fields(kind) if "ref" in f.metadata)
+
+
 def leaves(of: Any) -> dict[str, Any]:
-    """Return {name: value} of the fields of `of` that were declared with `term`, in order."""
-    return {f.name: getattr(of, f.name) for f in dataclasses.fields(of) if "ref" in f.metadata}
+    """Return {name: value} of the leaves of `of`, in order."""
+    return {name: getattr(of, name) for name in leaf_names(type(of))}
 
 
 def total(of: Any) -> Floats:
     """Return the sum of the leaves of `of`, left to right (the order is part of the result's last bit)."""
     result: Floats = 0.0
-    for value in leaves(of).values():
-        result = result + value
+    for name in leaf_names(type(of)):
+        result = result + getattr(of, name)
     return result

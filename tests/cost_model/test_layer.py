@@ -6,14 +6,15 @@ import pytest
 
 from tests.jobs import calibration_of, gpt, gpt_job, llama_job, moe_job
 from tuner.arrays import leaves
-from tuner.cost_model.layer import Work, embedding_time, head_time, layer_time
+from tuner.cost_model.layer import embedding_time, head_time, layer_time
 from tuner.cost_model.roofline import gemm_seconds
 from tuner.cost_model.shard import groups, shard
+from tuner.cost_model.work import Operators, Work
 from tuner.plan import FULL, RECOMPUTE_MODULES, Plan
 
 
 def times(job, plan, layer=-1):
-    return layer_time(job, plan, job.model.kind(layer % job.model.layers), calibration_of(job))
+    return layer_time(Operators(job, plan, calibration_of(job)), job.model.kind(layer % job.model.layers))
 
 
 def test_products_of_a_gpt_layer_by_hand() -> None:
@@ -104,9 +105,9 @@ def test_quantised_products_pay_for_casts() -> None:
 
 def test_ends() -> None:
     job = llama_job()
-    calibration = calibration_of(job)
-    assert float(head_time(job, Plan(tp=8), calibration).forward.gemm) > 0
-    assert float(embedding_time(job, Plan(tp=8), calibration).forward.gemm) == 0
+    operators = Operators(job, Plan(tp=8), calibration_of(job))
+    assert float(head_time(operators).forward.gemm) > 0
+    assert float(embedding_time(operators).forward.gemm) == 0
 
 
 def test_work_adds_leaf_by_leaf() -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.arrays import Floats, term, total
-from tuner.cost_model.layer import E
 from tuner.cost_model.shard import recomputed, shard
+from tuner.cost_model.work import E
 from tuner.job import says
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import numpy as np
 
 from tuner.arrays import leaves
 from tuner.cost_model.estimate import Estimate, estimate, peak_memory
-from tuner.cost_model.layer import Work
 from tuner.cost_model.memory import Memory
 from tuner.cost_model.pipeline import StageTime, in_flight, pieces, stage_layers, stage_time
 from tuner.cost_model.rules import legal
+from tuner.cost_model.work import Work
 from tuner.plan import ALL_LAYERS, FULL, RECOMPUTE_MODULES, Plan
 from tuner.plan_text import layout_text, recompute_text
 

@@ -8,66 +8,20 @@ Source of the layer's content: Korthikanti et al. 2022 (arXiv 2205.05198) sectio
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.arrays import Floats, term, total
-from tuner.cost_model.collectives import collective_seconds
-from tuner.cost_model.roofline import attention_seconds, gemm_seconds, grouped_gemm_seconds, stream_seconds
-from tuner.cost_model.shard import Shard, fully_recomputed, groups, recomputed, shard
+from tuner.arrays import Floats
+from tuner.cost_model.roofline import attention_seconds
+from tuner.cost_model.shard import fully_recomputed, recomputed
+from tuner.cost_model.work import E, Operators, Part, Work
 from tuner.job import says
 
 if TYPE_CHECKING:
     from tuner.arrays import Ints
-    from tuner.cost_model.calibration import Calibration
-    from tuner.job import Job
     from tuner.model import LayerKind
-    from tuner.plan import Plan
-
-E = 2.0  # bytes of a 16-bit activation
-QUANTISED = ("fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Seconds by what limits them."""
-
-    gemm: Floats = term("s", "matrix products", "roofline.gemm_seconds, fitted to measured kernels")
-    attention: Floats = term("s", "attention core", "roofline.attention_seconds; Dao 2023, arXiv 2307.08691")
-    memory_bound: Floats = term("s", "norms, activations, rope, router, casts, loss", "bytes / achieved HBM bandwidth")
-    tp_comm: Floats = term("s", "exposed tensor-parallel communication", "Korthikanti 2022, section 4.2.2; collectives.py")
-    cp_comm: Floats = term("s", "exposed context-parallel communication", "Liu 2023, arXiv 2310.01889; Ulysses, arXiv 2309.14509")
-    ep_comm: Floats = term("s", "exposed expert dispatch and combine", "GShard, arXiv 2006.16668; collectives.py")
-    host: Floats = term("s", "waiting for kernel launches", "host floor of a layer without CUDA graphs")
-
-    def __add__(self, other: Work) -> Work:
-        """Return the sum, leaf by leaf."""
-        return Work(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)})
-
-    def times(self, factor: Floats) -> Work:
-        """Return every leaf times `factor`."""
-        return Work(**{f.name: getattr(self, f.name) * factor for f in dataclasses.fields(self)})
-
-    @property
-    def seconds(self) -> Floats:
-        """Sum of the leaves."""
-        return total(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Forward and backward of a part of a layer; wgrad: the weight gradients' share of the backward (zero-bubble moves it)."""
-
-    forward: Work
-    backward: Work
-    wgrad: Floats = 0.0
-
-    def __add__(self, other: Part) -> Part:
-        """Return the sum."""
-        return Part(forward=self.forward + other.forward, backward=self.backward + other.backward, wgrad=self.wgrad + other.wgrad)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,103 +37,7 @@ class LayerTime:
     wgrad: Floats
 
 
-class _Costs:
-    """The operators of one job, plan and calibration, so that a formula reads as its shapes."""
-
-    def __init__(self, job: Job, plan: Plan, calibration: Calibration) -> None:
-        self.job, self.plan, self.calibration = job, plan, calibration
-        self.gpu = job.cluster.gpu
-        self.shard: Shard = shard(job, plan)
-        self.groups = groups(job, plan)
-        self.trains_weights = job.task != "lora"
-        self.sustained = calibration["gemm_sustained"]
-        self.cast_bytes = calibration["quantise_bytes_per_element"] if job.precision in QUANTISED else 0.0
-
-    def stream(self, bytes_: Floats, kernels: int = 1) -> Floats:
-        return stream_seconds(bytes_, gpu=self.gpu, calibration=self.calibration, kernels=kernels)
-
-    def _gemm(self, m: Floats, n: Floats, k: Floats) -> Floats:
-        return gemm_seconds(m, n, k, precision=self.job.precision, gpu=self.gpu, calibration=self.calibration) / self.sustained
-
-    def linear(self, m: Floats, n: Floats, k: Floats) -> Part:
-        """A linear layer of m tokens, k inputs, n outputs, with the casts of a quantised precision. LoRA trains no weights here."""
-        dgrad = self._gemm(m, k, n)
-        wgrad = self._gemm(k, n, m) if self.trains_weights else 0.0
-        cast_in = self.stream(self.cast_bytes * m * k) if self.cast_bytes else 0.0
-        cast_out = self.stream(self.cast_bytes * m * n) if self.cast_bytes else 0.0
-        return Part(
-            forward=Work(gemm=self._gemm(m, n, k), memory_bound=cast_in),
-            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out),
-            wgrad=wgrad,
-        )
-
-    def grouped_linear(self, rows: Floats, n: Floats, k: Floats) -> Part:
-        """The same for `rows` (token, expert) pairs spread evenly over the local experts."""
-        experts = np.maximum(self.shard.experts, 1)
-        each = np.maximum(rows / experts, 1.0)
-
-        def seconds(m: Floats, n: Floats, k: Floats) -> Floats:
-            return (
-                grouped_gemm_seconds(m, experts, n, k, precision=self.job.precision, gpu=self.gpu, calibration=self.calibration)
-                / self.sustained
-            )
-
-        wgrad = seconds(1.0 * k, n, each) if self.trains_weights else 0.0
-        cast_in = self.stream(self.cast_bytes * rows * k) if self.cast_bytes else 0.0
-        cast_out = self.stream(self.cast_bytes * rows * n) if self.cast_bytes else 0.0
-        return Part(
-            forward=Work(gemm=seconds(each, n, k), memory_bound=cast_in),
-            backward=Work(gemm=seconds(each, k, n) + wgrad, memory_bound=cast_out),
-            wgrad=wgrad,
-        )
-
-    def comm(self, op: str, bytes_: Floats, group: str) -> Floats:
-        return collective_seconds(op, bytes_, self.groups[group], cluster=self.job.cluster, calibration=self.calibration)
-
-    def elementwise(self, forward_bytes: Floats, backward_bytes: Floats, kernels: int = 1) -> Part:
-        return Part(
-            forward=Work(memory_bound=self.stream(forward_bytes, kernels)),
-            backward=Work(memory_bound=self.stream(backward_bytes, kernels)),
-        )
-
-    def tensor_parallel(self, block: Part) -> Part:
-        """The tensor-parallel collectives around a column-parallel and a row-parallel product of T x h activations.
-
-        With sequence parallelism the forward gathers the input and scatters the output; the backward gathers the output
-        gradient, scatters the input gradient and gathers the input again, the last two hidden behind the block's own products.
-        Without it: one all-reduce each way, the backward one hidden behind dw. `tp_overlap` (user buffers, async TP) hides a
-        further fraction of what is left.
-        """
-        bytes_ = E * self.shard.tokens * self.job.model.hidden
-        gather, scatter, reduce = (self.comm(op, bytes_, "tp") for op in ("all_gather", "reduce_scatter", "all_reduce"))
-        sharded = self.plan.sequence_parallel > 0
-        beside: Floats = np.where(sharded, block.backward.gemm, block.wgrad)
-        hidden = self.calibration["tp_async_fraction"] * beside
-        behind: Floats = np.where(sharded, scatter + gather, reduce)
-        left = 1.0 - self.calibration["tp_overlap_fraction"] * self.plan.tp_overlap
-        forward = np.where(sharded, gather + scatter, reduce) * left
-        backward = (np.where(sharded, gather, 0.0) + self.behind_products(behind, hidden)) * left
-        return Part(forward=Work(tp_comm=forward), backward=Work(tp_comm=backward))
-
-    def behind_products(self, comm: Floats, window: Floats) -> Floats:
-        """What communication costs that runs beside products: all that outlasts them, and of the rest the share by which it slows
-        them (it takes multiprocessors and bandwidth).
-        """
-        outlasts = np.maximum(comm - window, 0.0)
-        return outlasts + self.calibration["overlap_contention"] * (comm - outlasts)
-
-    def tensor_parallel_input(self, block: Part) -> Part:
-        """The collectives of a column-parallel product alone (the output head): its input forward, its input gradient backward."""
-        bytes_ = E * self.shard.tokens * self.job.model.hidden
-        gather, scatter, reduce = (self.comm(op, bytes_, "tp") for op in ("all_gather", "reduce_scatter", "all_reduce"))
-        sharded = self.plan.sequence_parallel > 0
-        beside: Floats = np.where(sharded, block.backward.gemm, block.wgrad)
-        hidden = self.calibration["tp_async_fraction"] * beside
-        backward = self.behind_products(np.where(sharded, scatter + gather, reduce), hidden)
-        return Part(forward=Work(tp_comm=np.where(sharded, gather, 0.0)), backward=Work(tp_comm=backward))
-
-
-def norm_part(c: _Costs) -> Part:
+def norm_part(c: Operators) -> Part:
     """Norms and residual additions. Forward reads and writes T x h for each; backward reads two and writes one."""
     elements = 1.0 * c.shard.tokens * c.job.model.hidden / c.shard.spread
     count = c.job.model.norms_per_layer
@@ -190,7 +48,7 @@ def norm_part(c: _Costs) -> Part:
     return norms + residuals
 
 
-def projection_part(c: _Costs) -> Part:
+def projection_part(c: Operators) -> Part:
     """Query, key, value and output products with rope, and the tensor-parallel collectives around them.
 
     MLA (DeepSeek-V2): the down-projections are replicated over tp and run on the sequence shard.
@@ -210,7 +68,7 @@ def projection_part(c: _Costs) -> Part:
     return block + rotate + c.tensor_parallel(block)
 
 
-def mla_up_part(c: _Costs) -> Part:
+def mla_up_part(c: Operators) -> Part:
     """The up-projections of MLA: queries from their latent (or from the hidden state), keys and values from theirs."""
     model, s = c.job.model, c.shard
     mla = model.mla
@@ -220,7 +78,7 @@ def mla_up_part(c: _Costs) -> Part:
     return queries + c.linear(s.tokens, s.heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank)
 
 
-def core_attention_part(c: _Costs, kind: LayerKind) -> Part:
+def core_attention_part(c: Operators, kind: LayerKind) -> Part:
     """The attention core and what context parallelism adds.
 
     flash: one fused kernel, causal; backward = attention_backward_ratio x forward (five products for two, Dao 2023).
@@ -239,7 +97,7 @@ def core_attention_part(c: _Costs, kind: LayerKind) -> Part:
     else:
         rows = 1.0 * c.plan.micro_batch * s.heads * s.query
         scores = rows * job.seq_len
-        products = c._gemm(rows, job.seq_len, model.qk_head_dim) + c._gemm(rows, model.v_head_dim, job.seq_len)
+        products = c.gemm(rows, job.seq_len, model.qk_head_dim) + c.gemm(rows, model.v_head_dim, job.seq_len)
         dropped = 5.0 if model.dropout else 0.0
         forward = Work(attention=products + c.stream((2 * E + dropped) * scores, kernels=2))
         backward = Work(attention=2 * products + c.stream((3 * E + dropped) * scores, kernels=2))
@@ -247,7 +105,7 @@ def core_attention_part(c: _Costs, kind: LayerKind) -> Part:
     return Part(forward=forward + Work(cp_comm=comm_forward), backward=backward + Work(cp_comm=comm_backward))
 
 
-def _context_comm(c: _Costs, kernel: Floats) -> tuple[Floats, Floats]:
+def _context_comm(c: Operators, kernel: Floats) -> tuple[Floats, Floats]:
     """Exposed forward and backward seconds of context parallelism; the backward ring also carries dK and dV."""
     model, s = c.job.model, c.shard
     keys = E * s.tokens * s.kv_heads * (model.qk_head_dim + model.v_head_dim)
@@ -263,14 +121,14 @@ def _context_comm(c: _Costs, kernel: Floats) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-def activation_part(c: _Costs, rows: Floats, width: Ints) -> Part:
+def activation_part(c: Operators, rows: Floats, width: Ints) -> Part:
     """The MLP's activation over rows x width: a gated one reads two operands forward and writes two gradients backward."""
     operands = 2 if c.job.model.gated_mlp else 1
     elements = 1.0 * rows * width
     return c.elementwise((operands + 1) * E * elements, (2 * operands + 1) * E * elements)
 
 
-def mlp_part(c: _Costs, width: Ints) -> Part:
+def mlp_part(c: Operators, width: Ints) -> Part:
     """A dense MLP of local `width` (gated: two input products fused into one), with its tensor-parallel collectives."""
     model, tokens = c.job.model, c.shard.tokens
     gates = 2 if model.gated_mlp else 1
@@ -278,7 +136,7 @@ def mlp_part(c: _Costs, width: Ints) -> Part:
     return block + activation_part(c, tokens, width) + c.tensor_parallel(block)
 
 
-def experts_part(c: _Costs) -> Part:
+def experts_part(c: Operators) -> Part:
     """Router, permutation, grouped products and the expert-parallel collectives of a mixture of experts (without activation).
 
     Each rank sends tokens / spread x top_k rows of h, dispatch and combine, forward and backward; expert-tensor parallelism
@@ -300,10 +158,9 @@ def experts_part(c: _Costs) -> Part:
     return router + permute + products + Part(forward=comm, backward=comm)
 
 
-def layer_time(job: Job, plan: Plan, kind: LayerKind, calibration: Calibration) -> LayerTime:
+def layer_time(c: Operators, kind: LayerKind) -> LayerTime:
     """Return the seconds of one layer of this kind; columns span only the axes they depend on."""
-    c = _Costs(job, plan, calibration)
-    model, s = job.model, c.shard
+    model, s, plan = c.job.model, c.shard, c.plan
     norms, projections, up, core = norm_part(c), projection_part(c), mla_up_part(c), core_attention_part(c, kind)
     always = norms + projections + up + core
     redone = norms.forward.times(recomputed(plan, "layernorm")) + core.forward.times(recomputed(plan, "core_attn"))
@@ -321,7 +178,7 @@ def layer_time(job: Job, plan: Plan, kind: LayerKind, calibration: Calibration) 
         mlp = mlp_part(c, s.ffn)
         layer = always + mlp
         redone = redone + mlp.forward.times(recomputed(plan, "mlp"))
-    kernels = calibration["host_moe_factor"] if kind.moe else 1.0
+    kernels = c.calibration["host_moe_factor"] if kind.moe else 1.0
     forward, backward = _host_bound(c, layer.forward, kernels), _host_bound(c, layer.backward, kernels)
     return LayerTime(
         forward=forward,
@@ -332,7 +189,7 @@ def layer_time(job: Job, plan: Plan, kind: LayerKind, calibration: Calibration) 
     )
 
 
-def _host_bound(c: _Costs, work: Work, kernels: float) -> Work:
+def _host_bound(c: Operators, work: Work, kernels: float) -> Work:
     """Add what the GPU waits for when the host cannot issue a layer's kernels as fast as they run (`kernels` times as many as a
     dense layer has).
     """
@@ -340,45 +197,43 @@ def _host_bound(c: _Costs, work: Work, kernels: float) -> Work:
     return work + Work(host=np.maximum(floor - work.seconds, 0.0))
 
 
-def embedding_time(job: Job, plan: Plan, calibration: Calibration) -> Part:
+def embedding_time(c: Operators) -> Part:
     """The token embedding: gathers and writes T x h; with tensor parallelism each rank looks up its vocabulary and they reduce."""
-    c = _Costs(job, plan, calibration)
-    moved = E * c.shard.tokens * job.model.hidden
-    reduced = np.where(plan.sequence_parallel > 0, c.comm("reduce_scatter", moved, "tp"), c.comm("all_reduce", moved, "tp"))
-    gathered = np.where(plan.sequence_parallel > 0, c.comm("all_gather", moved, "tp"), 0.0)
+    moved = E * c.shard.tokens * c.job.model.hidden
+    gather, scatter, reduce = c.tp_collectives
+    reduced = np.where(c.plan.sequence_parallel > 0, scatter, reduce)
+    gathered = np.where(c.plan.sequence_parallel > 0, gather, 0.0)
     comm = Part(forward=Work(tp_comm=reduced), backward=Work(tp_comm=gathered))
     return c.elementwise(2 * moved, 3 * moved, kernels=2) + comm
 
 
-def head_time(job: Job, plan: Plan, calibration: Calibration) -> Part:
+def head_time(c: Operators) -> Part:
     """Final norm, logits over the local vocabulary and the cross-entropy, which passes over fp32 logits several times.
 
     A framework that does not shard the loss gathers the logits over tp first; a fused loss reads and writes 16-bit logits once each way.
 
     An MTP layer (DeepSeek-V3) shares the head: it runs once more for each.
     """
-    c = _Costs(job, plan, calibration)
-    model, s = job.model, c.shard
+    model, s = c.job.model, c.shard
     block = c.linear(s.tokens, s.vocab, model.hidden)
-    if says(job.framework.sharded_logits, True):
+    if says(c.job.framework.sharded_logits, True):
         logits = 1.0 * s.tokens * s.vocab
         sums = Work(tp_comm=3 * c.comm("all_reduce", 4.0 * s.tokens, "tp"))
     else:
-        logits = 1.0 * s.tokens * s.vocab * plan.tp
+        logits = 1.0 * s.tokens * s.vocab * c.plan.tp
         sums = Work(tp_comm=c.comm("all_gather", E * logits, "tp"))
-    passes = (
-        (2 * E, 2 * E) if says(job.framework.fused_loss, False) else (calibration["loss_forward_bytes"], calibration["loss_backward_bytes"])
-    )
+    passes = (c.calibration["loss_forward_bytes"], c.calibration["loss_backward_bytes"])
+    if says(c.job.framework.fused_loss, False):
+        passes = (2 * E, 2 * E)
     loss = c.elementwise(passes[0] * logits, passes[1] * logits, kernels=6)
     elements = 1.0 * s.tokens * model.hidden / s.spread
     norm = c.elementwise(2 * E * elements, 3 * E * elements)
     return block + c.tensor_parallel_input(block) + loss + norm + Part(forward=sums, backward=Work())
 
 
-def mtp_time(job: Job, plan: Plan, calibration: Calibration) -> Part:
+def mtp_time(c: Operators) -> Part:
     """What an MTP module adds to its transformer layer and head: two norms and the product of the joined 2h -> h (2412.19437, eq. 21)."""
-    c = _Costs(job, plan, calibration)
-    model, s = job.model, c.shard
+    model, s = c.job.model, c.shard
     local = 1.0 * s.tokens / s.spread
     return c.linear(local, model.hidden, 2 * model.hidden) + c.elementwise(
         4 * E * local * model.hidden, 6 * E * local * model.hidden, kernels=2

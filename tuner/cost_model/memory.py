@@ -14,10 +14,10 @@ import numpy as np
 
 from tuner.arrays import Floats, Ints, leaves, term
 from tuner.cost_model.activations import layer_activations
-from tuner.cost_model.layer import E
 from tuner.cost_model.pipeline import StageLayers, in_flight, stage_layers
 from tuner.cost_model.shard import fully_recomputed, groups, shard
 from tuner.cost_model.weights import Weights, adapter_weights, layer_weights, shards, stage_weights
+from tuner.cost_model.work import E
 from tuner.job import says
 from tuner.plan import OFFLOADS
 

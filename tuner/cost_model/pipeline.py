@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tuner.arrays import Floats, Ints, ceil_div
-from tuner.cost_model.collectives import collective_seconds, send_seconds
-from tuner.cost_model.layer import E, LayerTime, Part, embedding_time, head_time, layer_time, mtp_time
-from tuner.cost_model.shard import groups, shard
+from tuner.cost_model.collectives import send_seconds
+from tuner.cost_model.layer import LayerTime, embedding_time, head_time, layer_time, mtp_time
+from tuner.cost_model.work import E, Operators, Part
 from tuner.job import says
 from tuner.plan import SCHEDULES
 
@@ -104,21 +104,18 @@ def pieces(job: Job, plan: Plan, calibration: Calibration) -> Pieces:
     A send carries the rank's shard of T x h; a replicated one is cut in t pieces and gathered where the framework does so
     (Narayanan 2021, section 4.1).
     """
-    kinds = dict(job.model.layer_groups())
-    s = shard(job, plan)
-    whole = E * s.tokens * job.model.hidden
-    stride = groups(job, plan)["pp"].stride
+    c = Operators(job, plan, calibration)
+    whole = E * c.shard.tokens * job.model.hidden
     scattered = says(job.framework.scattered_sends, False)
-    cut = plan.tp if scattered else s.spread
-    hop = send_seconds(whole / cut, stride, cluster=job.cluster, calibration=calibration)
+    cut = plan.tp if scattered else c.shard.spread
+    hop = send_seconds(whole / cut, c.groups["pp"].stride, cluster=job.cluster, calibration=calibration)
     if scattered:
-        gather = collective_seconds("all_gather", whole, groups(job, plan)["tp"], cluster=job.cluster, calibration=calibration)
-        hop = hop + np.where(plan.sequence_parallel > 0, 0.0, gather)
+        hop = hop + np.where(plan.sequence_parallel > 0, 0.0, c.tp_collectives[0])
     return Pieces(
-        layers={kind: layer_time(job, plan, kind, calibration) for kind in kinds},
-        embedding=embedding_time(job, plan, calibration),
-        head=head_time(job, plan, calibration),
-        mtp=mtp_time(job, plan, calibration),
+        layers={kind: layer_time(c, kind) for kind, _ in job.model.layer_groups()},
+        embedding=embedding_time(c),
+        head=head_time(c),
+        mtp=mtp_time(c),
         send=np.where(plan.pp > 1, hop + calibration["pp_send_s"], 0.0),
     )
 

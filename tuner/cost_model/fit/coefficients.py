@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tuner.arrays import total
 from tuner.cost_model.calibration import Override
-from tuner.cost_model.estimate import estimate
+from tuner.cost_model.estimate import step_time
+from tuner.cost_model.pipeline import stages_to_watch
 from tuner.plan import Plan
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from tuner.job import Job
 
 LOSS_SCALE = 0.1  # log residuals beyond this count linearly
-FOLDS = 5
+FOLDS = 4
+MOST_JOBS = 48  # a fit looks at no more jobs than this, evenly drawn: more of one framework's runs say little more
 MOST_SPREAD = 20.0
 
 # Relative doubt (standard deviation of the logarithm) about each coefficient before any row, and the range it may take.
@@ -94,10 +97,13 @@ def _with(base: Calibration, values: Mapping[str, float]) -> Calibration:
 
 
 def _residuals(tables: Sequence[_Table], values: Mapping[str, float]) -> Any:
-    parts, made = [], {}
+    parts: list[Any] = []
+    made: dict[int, Calibration] = {}
     for table in tables:
         calibration = made.setdefault(id(table.base), _with(table.base, values))
-        said = estimate(table.job, table.plan, calibration).step_s
+        job, plan = table.job, table.plan
+        step, _ = step_time(job, plan, calibration, plan.microbatches(job.gpus, job.global_batch), stages_to_watch(job, plan))
+        said = total(step)
         parts.append(table.log_measured - np.log(np.broadcast_to(said, table.log_measured.shape)))
     return np.concatenate(parts)
 
@@ -115,7 +121,7 @@ def _solve(tables: Sequence[_Table], names: Sequence[str]) -> dict[str, float]:
         return np.concatenate([soft, (theta - prior) / doubt])
 
     start = np.clip(prior, low + 1e-6, high - 1e-6)
-    found = least_squares(cost, start, bounds=(low, high), diff_step=1e-3, max_nfev=25)
+    found = least_squares(cost, start, bounds=(low, high), diff_step=np.full(len(names), 1e-3), max_nfev=10)
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))
 
 
@@ -125,7 +131,9 @@ def fit_coefficients(steps: Sequence[Step], calibrations: Mapping[str, Calibrati
     The interval's half-width (time_spread_90) is the 90th percentile of the out-of-fold |log error|.
     """
     tables = _tables(steps, calibrations)
-    order = sorted(range(len(tables)), key=lambda i: (tables[i].job.model.name, tables[i].job.gpus, i))
+    tables.sort(key=lambda table: (table.job.model.name, table.job.gpus, table.job.global_batch, table.job.seq_len))
+    tables = tables[:: -(-len(tables) // MOST_JOBS)]
+    order = range(len(tables))
     folds = [order[k::FOLDS] for k in range(FOLDS) if order[k::FOLDS]]
     before = np.abs(_residuals(tables, {}))
     unseen = []
@@ -137,7 +145,10 @@ def fit_coefficients(steps: Sequence[Step], calibrations: Mapping[str, Calibrati
     values = _solve(tables, names)
     spread = min(math.expm1(float(np.quantile(after, 0.9))), MOST_SPREAD)
     residual = float(np.median(np.abs(_residuals(tables, values))))
-    overrides = {name: Override(value=float(f"{v:.4g}"), source=source, n=len(steps), residual=round(residual, 4)) for name, v in values.items()}
+    overrides = {
+        name: Override(value=float(f"{value:.4g}"), source=source, n=len(steps), residual=round(residual, 4))
+        for name, value in values.items()
+    }
     overrides["time_spread_90"] = Override(value=round(spread, 3), source=f"{source}, jobs held out", n=len(steps))
     return Fitted(
         overrides=overrides,
