@@ -34,12 +34,14 @@ def leaf_names(kind: Any) -> tuple[str, ...]:
 
 def leaves(of: Any) -> dict[str, Any]:
     """Return {name: value} of the leaves of `of`, in order."""
-    return {name: getattr(of, name) for name in leaf_names(type(of))}
+    kind: Any = type(of)
+    return {name: getattr(of, name) for name in leaf_names(kind)}
 
 
 def total(of: Any) -> Floats:
     """Return the sum of the leaves of `of`, left to right (the order is part of the result's last bit)."""
+    kind: Any = type(of)
     result: Floats = 0.0
-    for name in leaf_names(type(of)):
+    for name in leaf_names(kind):
         result = result + getattr(of, name)
     return result
