@@ -25,8 +25,7 @@ RELATIVES = {
 # A GPU without a table, and whose curve of each kind it takes: it has B200's tensor cores and clocks, and GB300's faster
 # exponential for attention and slower growth in fp4.
 B300 = "b300-sxm-288gb"
-_MIN_FOR_POOL = 2
-_MAX_GROUPED_P90 = 0.6  # beyond this the kernels were not tuned for the GPU, and the pooled curve says more
+_MAX_GROUPED_P90 = 0.6  # held-out error beyond which a GPU's own curve says less than the pooled one
 
 
 def load(folder: Path) -> dict[str, list[Table]]:
@@ -85,7 +84,7 @@ def _fit_experts(tables: dict[str, list[Table]], dtype: str, curves: dict[str, A
         put(POOLED, "grouped", dtype, experts.fit_pooled([t for t, _ in plain], [c for _, c in plain], dtype))
     for t, curve in plain:
         own = experts.fit_gpu(t, curve, dtype)
-        if (own.fit.p90 or 0.0) <= _MAX_GROUPED_P90:
+        if (own.fit.held_out_p90 or 0.0) <= _MAX_GROUPED_P90:
             put(t.gpu, "grouped", dtype, own)
 
 
