@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tuner.arrays import Bools, Ints
     from tuner.plan import Plan
@@ -90,6 +90,40 @@ def values_in_use(space: Space) -> list[list[int]]:
         if all(u.all() for u in used):
             break
     return [np.flatnonzero(u).tolist() for u in used]
+
+
+def conditional_choices(space: Space, choose: Callable[[str, list[str]], str]) -> int | None:
+    """Return the index of the plan that `choose(knob, words)` leads to, knob by knob from the outer axes in, each time offered the
+    words that legal plans with the choices so far have; None where the choices lead to no legal plan.
+    """
+    part = _Part(*_judge(space), space.size)
+    for i, axis in enumerate(space.axes):
+        for k, knob in enumerate(axis.knobs):
+            part = _shrink(part)
+            alive = part.positions[i][_used_on(part, i)] if part.rows else np.empty(0, dtype=np.int64)
+            words = list(dict.fromkeys(axis.words[position][k] for position in alive.tolist()))
+            if not words:
+                return None
+            word = words[0] if len(words) == 1 else choose(knob, words)
+            chosen = np.array([n for n, position in enumerate(part.positions[i].tolist()) if axis.words[position][k] == word])
+            part = _select(part, i, chosen)
+    part = _shrink(part)
+    return int(np.ravel_multi_index([int(p[0]) for p in part.positions], space.shape)) if part.rows else None
+
+
+def _used_on(part: _Part, axis: int) -> Ints:
+    """Return which positions of an axis legal plans of the part have (at least all of these, where the part is large)."""
+    if part.rows > _LARGEST_MASK:
+        return np.arange(len(part.positions[axis]))
+    allowed = _conjunction(part.masks, (1,) * len(part.positions))
+    alive = allowed.any(axis=tuple(i for i in range(allowed.ndim) if i != axis))
+    return np.flatnonzero(np.broadcast_to(alive, len(part.positions[axis])))
+
+
+def _select(part: _Part, axis: int, which: Ints) -> _Part:
+    positions = list(part.positions)
+    positions[axis] = positions[axis][which]
+    return _Part(positions, [mask if mask.shape[axis] == 1 else mask.take(which, axis=axis) for mask in part.masks], part.decides)
 
 
 def _judge(space: Space) -> tuple[list[Ints], list[Bools]]:

@@ -13,7 +13,7 @@ from tuner.cost_model.estimate import estimate
 from tuner.search.blocks import MAX_ROWS, Block, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tuner.arrays import Floats, Ints
     from tuner.cost_model.calibration import Calibration
@@ -70,7 +70,7 @@ class SweepResult:
         return self.space.plan_at(found.index)
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Aligned columns of candidates: index in the space, step seconds, bytes, probability of running out."""
 
     index: Ints
@@ -78,38 +78,48 @@ class _Rows(NamedTuple):
     memory: Floats
     p_oom: Floats
 
-    def take(self, which: Ints) -> _Rows:
-        return _Rows(*(column[which] for column in self))
+    @staticmethod
+    def of(found: Sequence[Found]) -> Rows:
+        """Return the columns of what was found."""
+        index = np.array([f.index for f in found], dtype=np.int64)
+        return Rows(index, *(np.array([getattr(f, name) for f in found], dtype=float) for name in ("step_s", "memory_bytes", "p_oom")))
 
-    def join(self, other: _Rows) -> _Rows:
-        return _Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+    def take(self, which: Ints) -> Rows:
+        """Return these rows."""
+        return Rows(*(column[which] for column in self))
+
+    def join(self, other: Rows) -> Rows:
+        """Return both, one after the other."""
+        return Rows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
     def found(self) -> tuple[Found, ...]:
+        """Return the rows one by one."""
         return tuple(Found(int(i), float(s), float(m), float(p)) for i, s, m, p in zip(*self, strict=True))
 
 
-def _none() -> _Rows:
-    return _Rows(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0), np.empty(0))
+def _none() -> Rows:
+    return Rows(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0), np.empty(0))
 
 
 @dataclass(slots=True)
-class _Keeper:
+class Kept:
     """What is kept of the blocks seen: bounded by top_k and by the front's length."""
 
     objective: Objective
     top_k: int
-    best: _Rows = field(default_factory=_none)
-    front: _Rows = field(default_factory=_none)
-    leanest: _Rows = field(default_factory=_none)
+    best: Rows = field(default_factory=_none)
+    front: Rows = field(default_factory=_none)
+    leanest: Rows = field(default_factory=_none)
 
-    def _keys(self, rows: _Rows) -> tuple[Floats, Floats]:
+    def _keys(self, rows: Rows) -> tuple[Floats, Floats]:
         return (rows.memory, rows.step_s) if self.objective == "memory" else (rows.step_s, rows.memory)
 
-    def see_fitting(self, rows: _Rows) -> None:
+    def see_fitting(self, rows: Rows) -> None:
+        """Take note of plans that fit."""
         self._see_best(rows)
         self.front = _front(self.front.join(rows.take(_not_beaten(self.front, rows))))
 
-    def _see_best(self, rows: _Rows) -> None:
+    def _see_best(self, rows: Rows) -> None:
         first, _ = self._keys(rows)
         if len(self.best.index) >= self.top_k:
             bar = self._keys(self.best)[0][-1]
@@ -121,12 +131,13 @@ class _Keeper:
         first, second = self._keys(both)
         self.best = both.take(np.lexsort((both.index, second, first))[: self.top_k])
 
-    def see_legal(self, rows: _Rows) -> None:
+    def see_legal(self, rows: Rows) -> None:
+        """Take note of legal plans, for the one that needs the least memory."""
         both = self.leanest.join(rows.take(np.flatnonzero(rows.memory == rows.memory.min())))
         self.leanest = both.take(np.lexsort((both.index, both.step_s, both.memory))[:1])
 
 
-def _not_beaten(front: _Rows, rows: _Rows) -> Ints:
+def _not_beaten(front: Rows, rows: Rows) -> Ints:
     """Return the rows that are no slower than every plan of the front that needs no more memory."""
     if not len(front.index):
         return np.arange(len(rows.index))
@@ -134,7 +145,7 @@ def _not_beaten(front: _Rows, rows: _Rows) -> Ints:
     return np.flatnonzero((at < 0) | (rows.step_s <= front.step_s[at]))
 
 
-def _front(rows: _Rows) -> _Rows:
+def _front(rows: Rows) -> Rows:
     """Return the rows that no other beats in both, ascending in memory; of equal ones that with the lowest index."""
     ordered = rows.take(np.lexsort((rows.index, rows.step_s, rows.memory)))
     if not len(ordered.index):
@@ -162,7 +173,7 @@ def sweep(
     objective go to the plan that is better in the other of time and memory, then to the lower index, so the result does not depend
     on the blocks. progress(judged, of) counts plans of the product.
     """
-    keeper = _Keeper(objective, max(top_k, 1))
+    kept = Kept(objective, max(top_k, 1))
     plans = legal = fit = judged = 0
     start = time.perf_counter()
     for block in blocks(space, max_rows=max_rows):
@@ -172,8 +183,8 @@ def sweep(
             fitting = np.flatnonzero((seen.p_oom < max_p_oom) & (seen.memory <= max_memory))
             plans, legal, fit = plans + math.prod(block.shape), legal + rows.size, fit + fitting.size
             if fitting.size:
-                keeper.see_fitting(seen.take(fitting))
-            keeper.see_legal(seen)
+                kept.see_fitting(seen.take(fitting))
+            kept.see_legal(seen)
         if progress is not None:
             progress(judged, space.size)
     return SweepResult(
@@ -184,12 +195,12 @@ def sweep(
         legal=legal,
         fit=fit,
         seconds=time.perf_counter() - start,
-        best=keeper.best.found()[:top_k],
-        pareto=keeper.front.found(),
-        leanest=next(iter(keeper.leanest.found()), None),
+        best=kept.best.found()[:top_k],
+        pareto=kept.front.found(),
+        leanest=next(iter(kept.leanest.found()), None),
     )
 
 
-def _columns(of: Estimate, block: Block, rows: Ints, space: Space) -> _Rows:
+def _columns(of: Estimate, block: Block, rows: Ints, space: Space) -> Rows:
     columns = [np.broadcast_to(column, block.shape).reshape(-1)[rows] for column in (of.step_s, of.memory_bytes, of.p_oom)]
-    return _Rows(block.indices(space, rows), *columns)
+    return Rows(block.indices(space, rows), *columns)

@@ -139,6 +139,13 @@ class Space:
             fields |= {name: column[position] for name, column in a.fields.items()}
         return complete(self.job, fields)
 
+    def words_at(self, index: int) -> dict[str, str]:
+        """Return {knob: word} of the plan at this index of the product."""
+        words: dict[str, str] = {}
+        for a, position in zip(self.axes, np.unravel_index(index, self.shape), strict=True):
+            words |= dict(zip(a.knobs, a.words[position], strict=True))
+        return words
+
     def plans_at(self, indices: Sequence[int]) -> Plan:
         """Return the table of plans at these indices of the product."""
         where = np.unravel_index(np.asarray(indices, dtype=np.int64), self.shape)

@@ -109,10 +109,11 @@ def _nearest(job: Job, row: Plan, rule: Rule, knob: str, wrong: list[Rule]) -> s
     if not good.any():
         return ""
     here = getattr(row, knob)
-    distance = np.abs(values - here) + np.where(good, 0, 2**40)
-    return f"{knob}: {int(values[distance.argmin()])}"
+    distance = np.maximum(values / here, here / values) if knob in _DEGREES else np.abs(values - here)
+    return f"{knob}: {int(values[np.where(good, distance, np.inf).argmin()])}"
 
 
+_DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")  # near means by ratio
 _FLAGS = ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 _LOWEST = dict.fromkeys((*_FLAGS, "zero", "shard_group", "embedding_layers", "loss_layers"), 0)
 
