@@ -57,7 +57,8 @@ def shard(job: Job, plan: Plan) -> Shard:
         vocab=ceil_div(model.vocab, pad * plan.tp) * pad,
         experts=ceil_div(moe.experts if moe else 0, plan.ep),
         expert_ffn=ceil_div(moe.expert_ffn_hidden if moe else 0, plan.etp),
-        rows=ceil_div(tokens * (moe.top_k if moe else 0), spread) * np.where(sharded, plan.etp, 1),
+        # ranks of an expert-tensor group hold different tokens, unless they repeat those of one tensor-parallel group
+        rows=ceil_div(tokens * (moe.top_k if moe else 0), spread) * np.where(sharded, plan.etp, ceil_div(plan.etp, plan.tp)),
     )
 
 
