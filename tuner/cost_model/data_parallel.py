@@ -16,6 +16,7 @@ from tuner.cost_model.collectives import Group, collective_seconds
 from tuner.cost_model.roofline import stream_seconds
 from tuner.cost_model.shard import groups, shard
 from tuner.cost_model.weights import Weights, shards
+from tuner.cost_model.work import host_rate
 from tuner.plan import OFFLOADS
 
 if TYPE_CHECKING:
@@ -105,9 +106,7 @@ def optimizer_seconds(job: Job, plan: Plan, held: Weights, calibration: Calibrat
     on_gpu = stream_seconds(
         calibration["optimizer_bytes_per_parameter"] * passes * updated + norm, gpu=job.cluster.gpu, calibration=calibration, kernels=4
     )
-    link = job.cluster.gpu.host_link
-    rate = link.value if link else calibration["host_link_bytes_per_s"]
-    on_host = 6.0 * updated / rate + updated * calibration["host_adam_s_per_parameter"]
+    on_host = 6.0 * updated / host_rate(job.cluster.gpu, calibration) + updated * calibration["host_adam_s_per_parameter"]
     return np.where(plan.offload & OFFLOADS["optimizer"] > 0, on_host, on_gpu)
 
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.arrays import Floats
+from tuner.arrays import Floats, ceil_div
+from tuner.cost_model.activations import layer_activations
 from tuner.cost_model.roofline import attention_seconds
 from tuner.cost_model.shard import fully_recomputed, recomputed
-from tuner.cost_model.work import E, Operators, Part, Work
+from tuner.cost_model.work import E, Operators, Part, Work, host_rate
 from tuner.job import says
+from tuner.plan import OFFLOADS
 
 if TYPE_CHECKING:
     from tuner.arrays import Ints
@@ -87,12 +89,8 @@ def core_attention_part(c: Operators, kind: LayerKind) -> Part:
     the ring behind the kernel; all_gather gathers them first; a2a swaps sequence for heads (Ulysses).
     """
     model, s, job = c.job.model, c.shard, c.job
-    window = kind.window if kind.window < job.seq_len else 0
     if job.attention == "flash":
-        seconds = attention_seconds(
-            c.plan.micro_batch, s.query, job.seq_len, s.heads, s.kv_heads, model.qk_head_dim, model.v_head_dim,
-            causal=True, window=window, precision=job.precision, gpu=c.gpu, calibration=c.calibration,
-        ) / c.sustained  # fmt: skip
+        seconds = _flash(c, kind)
         forward, backward = Work(attention=seconds), Work(attention=seconds * c.calibration["attention_backward_ratio"])
     else:
         rows = 1.0 * c.plan.micro_batch * s.heads * s.query
@@ -103,6 +101,26 @@ def core_attention_part(c: Operators, kind: LayerKind) -> Part:
         backward = Work(attention=2 * products + c.stream((3 * E + dropped) * scores, kernels=2))
     comm_forward, comm_backward = _context_comm(c, forward.attention)
     return Part(forward=forward + Work(cp_comm=comm_forward), backward=backward + Work(cp_comm=comm_backward))
+
+
+def _flash(c: Operators, kind: LayerKind) -> Floats:
+    """Return the seconds of the fused kernels of one micro batch.
+
+    A ring runs c kernels of s/c queries on s/c keys, each half masked once causal work is balanced over ranks (Brandon 2023, arXiv
+    2311.09431); all_gather runs one of s/c queries on all keys; a2a one over the whole sequence and a c-th of the heads.
+    """
+    plan, s, job, model = c.plan, c.shard, c.job, c.job.model
+    window = kind.window if kind.window < job.seq_len else 0
+
+    def kernel(queries: Ints, keys: Ints, heads: Ints, kv_heads: Ints) -> Floats:
+        sizes = (plan.micro_batch, queries, keys, heads, kv_heads, model.qk_head_dim, model.v_head_dim)
+        seconds = attention_seconds(*sizes, causal=True, window=window, precision=job.precision, gpu=c.gpu, calibration=c.calibration)
+        return seconds / c.sustained
+
+    ring = plan.cp * kernel(s.query, s.query, s.heads, s.kv_heads)
+    gathered = kernel(s.query, job.seq_len, s.heads, s.kv_heads)
+    swapped = kernel(job.seq_len, job.seq_len, ceil_div(s.heads, plan.cp), ceil_div(s.kv_heads, plan.cp))
+    return np.where(plan.cp_kind == 0, ring, np.where(plan.cp_kind == 1, gathered, swapped))
 
 
 def _context_comm(c: Operators, kernel: Floats) -> tuple[Floats, Floats]:
@@ -179,7 +197,8 @@ def layer_time(c: Operators, kind: LayerKind) -> LayerTime:
         layer = always + mlp
         redone = redone + mlp.forward.times(recomputed(plan, "mlp"))
     kernels = c.calibration["host_moe_factor"] if kind.moe else 1.0
-    forward, backward = _host_bound(c, layer.forward, kernels), _host_bound(c, layer.backward, kernels)
+    moved = _offloaded_seconds(c, kind)
+    forward, backward = (_waiting(c, work, kernels, moved) for work in (layer.forward, layer.backward))
     return LayerTime(
         forward=forward,
         backward=backward,
@@ -189,12 +208,19 @@ def layer_time(c: Operators, kind: LayerKind) -> LayerTime:
     )
 
 
-def _host_bound(c: Operators, work: Work, kernels: float) -> Work:
-    """Add what the GPU waits for when the host cannot issue a layer's kernels as fast as they run (`kernels` times as many as a
-    dense layer has).
+def _offloaded_seconds(c: Operators, kind: LayerKind) -> Floats:
+    """Return the seconds of moving one layer's activations over the host link, once each way; 0 where they stay on the device."""
+    moved = layer_activations(c.job, c.plan, kind).bytes / host_rate(c.gpu, c.calibration)
+    return np.where(c.plan.offload & OFFLOADS["activations"] > 0, moved, 0.0)
+
+
+def _waiting(c: Operators, work: Work, kernels: float, moved: Floats) -> Work:
+    """Add what the GPU waits for: a host that cannot issue a layer's kernels as fast as they run (`kernels` times as many as a
+    dense layer has), and a host link that moves its activations more slowly than it computes.
     """
+    busy = work.seconds
     floor = c.calibration["host_per_layer_s"] * kernels * (1 - c.plan.cuda_graphs)
-    return work + Work(host=np.maximum(floor - work.seconds, 0.0))
+    return work + Work(host=np.maximum(floor - busy, 0.0), offload=np.maximum(moved - busy, 0.0))
 
 
 def embedding_time(c: Operators) -> Part:

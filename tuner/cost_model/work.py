@@ -18,12 +18,20 @@ from tuner.cost_model.roofline import gemm_seconds, grouped_gemm_seconds, stream
 from tuner.cost_model.shard import Shard, groups, shard
 
 if TYPE_CHECKING:
+    from tuner.cluster import Gpu
     from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
     from tuner.plan import Plan
 
 E = 2.0  # bytes of a 16-bit activation
 QUANTISED = ("fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
+
+
+def host_rate(gpu: Gpu, calibration: Calibration) -> float:
+    """Return the bytes a second that a copy between host and device reaches: the achieved share of the data sheet's link."""
+    if gpu.host_link is None:
+        return calibration["host_link_bytes_per_s"]
+    return gpu.host_link.value * calibration["host_link_efficiency"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,7 @@ class Work:
     cp_comm: Floats = term("s", "exposed context-parallel communication", "Liu 2023, arXiv 2310.01889; Ulysses, arXiv 2309.14509")
     ep_comm: Floats = term("s", "exposed expert dispatch and combine", "GShard, arXiv 2006.16668; collectives.py")
     host: Floats = term("s", "waiting for kernel launches", "host floor of a layer without CUDA graphs")
+    offload: Floats = term("s", "waiting for offloaded activations", "bytes / host link, behind a layer's compute")
 
     def __add__(self, other: Work) -> Work:
         """Return the sum, leaf by leaf."""
