@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
     from tuner.search.counts import CountResult
     from tuner.search.exhaustive import SweepResult
-    from tuner.search.space import Space
+    from tuner.search.space import Space, SpaceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def own_plan(job: Job, ranking: Ranking, calibration: Calibration, assumed: tupl
     return CurrentPlan(ranked=_ranked(job, row, calibration), gain=ranking.gain, problems=row.problems, assumed=assumed)
 
 
-def space_record(found: SweepResult, max_p_oom: float, max_memory: float | None) -> dict[str, Any]:
+def space_record(found: SweepResult, spec: SpaceSpec, max_p_oom: float, max_memory: float | None) -> dict[str, Any]:
     """Return what was searched and how fast. combinations: the product of the axes; plans: those priced."""
     figures = ("combinations", "plans", "legal", "fit", "seconds", "plans_per_s")
     axes = {
@@ -133,11 +133,11 @@ def space_record(found: SweepResult, max_p_oom: float, max_memory: float | None)
         for axis in found.space.axes
         for place, knob in enumerate(axis.knobs)
     }
-    limits = [limit.text for limit in found.space.limits]
     return {name: getattr(found, name) for name in figures} | {
         "max_p_oom": max_p_oom,
         "max_memory_bytes": max_memory,
-        "limits": limits,
+        "fix": {knob: str(value) for knob, value in spec.fix.items()},
+        "limits": list(spec.limit),
         "axes": axes,
     }
 
@@ -146,6 +146,7 @@ def answer_search(
     found: SweepResult,
     calibration: Calibration,
     *,
+    spec: SpaceSpec,
     max_p_oom: float,
     max_memory: float | None,
     current: tuple[Plan, tuple[str, ...]] | None,
@@ -160,7 +161,7 @@ def answer_search(
         job=job,
         calibration=calibration,
         objective=found.objective,
-        space=space_record(found, max_p_oom, max_memory),
+        space=space_record(found, spec, max_p_oom, max_memory),
         ranking=ranked(job, best, calibration),
         current=own_plan(job, best, calibration, assumed),
         pareto=ranked(job, front, calibration),

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from tuner.request import Request
     from tuner.search.exhaustive import Objective, SweepResult
     from tuner.search.space import Space, SpaceSpec
+    from tuner.search.study import Strategy
 
     Progress = Callable[..., None]
 
+DEFAULT_TRIALS = 200
 STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
 
 
@@ -35,7 +37,7 @@ class Aim:
     objective: Objective
     strategy: str
     top: int
-    trials: int
+    trials: int | None
     seed: int
     max_memory: float | None
     max_p_oom: float
@@ -67,14 +69,14 @@ def read_aim(request: Request) -> Aim:
     spec = problems.trying(lambda: read_space_spec(request))
     strategy = choice("strategy", STRATEGIES)
     for name in ("trials", "seed"):
-        if getattr(request, name) is not None and strategy in ("exhaustive", "grid"):
+        if getattr(request, name) is not None and strategy == "exhaustive":
             problems.add(name, getattr(request, name), f"means nothing to strategy {strategy}", "it looks at every plan")
     aim = Aim(
         spec=cast("SpaceSpec", spec),
         objective=cast("Objective", choice("objective", OBJECTIVES)),
         strategy=strategy,
         top=number("top", 10, 1, 1000),
-        trials=number("trials", 200, 1, 100_000),
+        trials=number("trials", 0, 1, 100_000) or None,
         seed=number("seed", 0, 0, 2**31),
         max_memory=size("max_memory", "bytes"),
         max_p_oom=MAX_P_OOM,
@@ -166,6 +168,7 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
     return answer_search(
         found,
         calibration,
+        spec=aim.spec,
         max_p_oom=aim.max_p_oom,
         max_memory=aim.max_memory,
         current=_current(request, found.space.job),
@@ -177,16 +180,19 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
 def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress: Progress | None) -> SweepResult:
     from tuner.search.exhaustive import sweep
 
-    return sweep(
-        job,
-        space,
-        calibration,
-        objective=aim.objective,
-        top_k=aim.top,
-        max_p_oom=aim.max_p_oom,
-        max_memory=math.inf if aim.max_memory is None else aim.max_memory,
-        progress=None if progress is None else lambda done, of: progress("plans", done, of),
-    )
+    options: dict[str, Any] = {
+        "objective": aim.objective,
+        "top_k": aim.top,
+        "max_p_oom": aim.max_p_oom,
+        "max_memory": math.inf if aim.max_memory is None else aim.max_memory,
+        "progress": None if progress is None else lambda done, of: progress("plans", done, of),
+    }
+    if aim.strategy == "exhaustive":
+        return sweep(job, space, calibration, **options)
+    from tuner.search.study import LARGEST_GRID, study
+
+    trials = aim.trials or (LARGEST_GRID if aim.strategy == "grid" else DEFAULT_TRIALS)
+    return study(job, space, calibration, strategy=cast("Strategy", aim.strategy), trials=trials, seed=aim.seed, **options)
 
 
 def _search_counts(

@@ -162,7 +162,7 @@ class SearchOptions:
         Text,
         _opt("--strategy", metavar="NAME", text=f"{', '.join(STRATEGIES)} (exhaustive)", panel=ANSWER, complete=_words(*STRATEGIES)),
     ] = None
-    trials: Annotated[Text, _opt("--trials", metavar="N", text="Plans that tpe and gp try (200)", panel=ANSWER)] = None
+    trials: Annotated[Text, _opt("--trials", metavar="N", text="Plans that tpe and gp try (200; grid: 5000)", panel=ANSWER)] = None
     seed: Annotated[Text, _opt("--seed", metavar="N", text="Seed of tpe and gp (0)", panel=ANSWER)] = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.report.table import Column, Page, Table
+from tuner.report.table import Column, Page, Table, wrapped
 from tuner.report.words import gigabytes, header, labelled, mesh, mfu_words, microbatches, percent, probability, seconds, word
 from tuner.units import show_count, show_seconds
 
@@ -64,8 +64,14 @@ def space_lines(record: dict[str, Any], page: Page) -> list[str]:
         f"(P(OOM) < {percent(space['max_p_oom'], 0)} %{room}); "
         f"priced {space['plans']:,} plans in {seconds(space['seconds'])}, {space['plans_per_s']:,.0f} a second"
     )
+    if record["strategy"] in ("tpe", "gp"):
+        text = (
+            f"{record['strategy']} tried {space['plans']:,} legal plans of {space['combinations']:,} combinations, "
+            f"{space['fit']:,} of them fit (P(OOM) < {percent(space['max_p_oom'], 0)} %{room}), in {seconds(space['seconds'])}"
+        )
     lines = labelled("space", text, page)
-    return lines + (labelled("limits", "; ".join(space["limits"]), page) if space["limits"] else [])
+    held = [f"{knob} = {word(value)}" for knob, value in space["fix"].items()] + space["limits"]
+    return lines + (labelled("limits", "; ".join(held), page) if held else [])
 
 
 def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: Page) -> list[str]:
@@ -211,7 +217,8 @@ def pareto_table(record: dict[str, Any], page: Page) -> list[str]:
         *knob_columns([row["plan"] for row in shown]),
     ]
     left = f" ({len(shown)} of {len(front)} shown)" if len(shown) < len(front) else ""
-    return [f"time against memory: the plans that no other beats in both{left}", *Table(columns).lines(page)]
+    title = wrapped(f"time against memory: the plans that no other beats in both{left}", page)
+    return [*title, *Table(columns).lines(page)]
 
 
 def axes_lines(record: dict[str, Any], page: Page) -> list[str]:
