@@ -49,7 +49,8 @@ class Framework(Spec):
     stages on its own: the number of layers (None as well), their compute cost with the logits, or parameters. fused_activation:
     whether a gated MLP's activation and product are one kernel that keeps its two inputs (None as well), or two that keep three.
     scattered_sends: whether tensor-parallel ranks send a tp-th of a replicated activation to the next stage and gather it there,
-    rather than all of it each (None as well).
+    rather than all of it each (None as well). deduplicated_dispatch: whether a token goes once to each rank (and node) of its
+    experts (DeepEP, HybridEP), rather than once for each expert (None as well).
     fused_attention_since: the year from which its attention is a fused kernel (None: as far back as it matters);
     gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no);
     sharded_logits: whether the loss runs on a rank's share of the vocabulary (None: yes; no: logits are gathered over tp);
@@ -73,6 +74,7 @@ class Framework(Spec):
     pipeline_balance: Sourced[Literal["layers", "cost", "parameters"]] | None = None
     fused_activation: Sourced[bool] | None = None
     scattered_sends: Sourced[bool] | None = None
+    deduplicated_dispatch: Sourced[bool] | None = None
     fused_attention_since: Sourced[int] | None = None
     gpt_dropout: Sourced[bool] | None = None
     sharded_logits: Sourced[bool] | None = None

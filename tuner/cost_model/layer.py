@@ -15,6 +15,7 @@ import numpy as np
 
 from tuner.arrays import Floats, ceil_div
 from tuner.cost_model.activations import layer_activations
+from tuner.cost_model.collectives import dispatch_seconds
 from tuner.cost_model.roofline import attention_seconds
 from tuner.cost_model.shard import fully_recomputed, recomputed
 from tuner.cost_model.work import E, Operators, Part, Work, host_rate
@@ -157,7 +158,8 @@ def mlp_part(c: Operators, width: Ints) -> Part:
 def experts_part(c: Operators) -> Part:
     """Router, permutation, grouped products and the expert-parallel collectives of a mixture of experts (without activation).
 
-    Each rank sends tokens / spread x top_k rows of h, dispatch and combine, forward and backward; expert-tensor parallelism
+    Each rank sends tokens / spread x top_k rows of h, dispatch and combine, forward and backward (fewer where copies for one rank
+    are sent once); expert-tensor parallelism
     gathers the rows over etp and scatters the results. `ep_overlap` hides a fraction behind another micro batch's work.
     """
     model, s, moe = c.job.model, c.shard, c.job.model.moe
@@ -166,14 +168,27 @@ def experts_part(c: Operators) -> Part:
     local = 1.0 * s.tokens / s.spread
     router = c.linear(local, moe.experts, model.hidden) + c.elementwise(12.0 * local * moe.experts, 12.0 * local * moe.experts, kernels=4)
     moved = E * local * moe.top_k * model.hidden
-    permute = c.elementwise(4 * moved, 4 * moved, kernels=4)
+    passes = c.calibration["permute_passes"]
+    permute = c.elementwise(passes * moved, passes * moved, kernels=4)
     products = c.grouped_linear(s.rows, gates * s.expert_ffn, model.hidden) + c.grouped_linear(s.rows, model.hidden, s.expert_ffn)
     left = 1.0 - c.calibration["ep_overlap_fraction"] * c.plan.ep_overlap
-    exchange = 2 * c.comm("all_to_all", moved * c.calibration["ep_volume_factor"], "ep") * left
+    exchange = 2 * _dispatch(c, local, moved) * left
     gathered = E * s.rows * model.hidden
     over_etp = (c.comm("all_gather", gathered, "etp") + c.comm("reduce_scatter", gathered, "etp")) * left
     comm = Work(ep_comm=exchange + over_etp)
     return router + permute + products + Part(forward=comm, backward=comm)
+
+
+def _dispatch(c: Operators, tokens: Floats, moved: Floats) -> Floats:
+    """Return the seconds of sending the rank's tokens to their experts, or back: every (token, expert) pair in an all-to-all, or
+    each token once to a rank where the framework's dispatcher does so.
+    """
+    moe = c.job.model.moe
+    factor = c.calibration["ep_volume_factor"]
+    if moe is None or not says(c.job.framework.deduplicated_dispatch, False):
+        return c.comm("all_to_all", moved * factor, "ep")
+    token = E * factor * c.job.model.hidden
+    return dispatch_seconds(tokens, token, moe.top_k, c.groups["ep"], cluster=c.job.cluster, calibration=c.calibration)
 
 
 def layer_time(c: Operators, kind: LayerKind) -> LayerTime:

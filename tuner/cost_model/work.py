@@ -114,7 +114,7 @@ class Operators:
         def seconds(m: Floats, n: Floats, k: Floats) -> Floats:
             return (
                 grouped_gemm_seconds(m, experts, n, k, precision=self.job.precision, gpu=self.gpu, calibration=self.calibration)
-                / self.sustained
+                / self.calibration["grouped_sustained"]
             )
 
         wgrad = seconds(1.0 * k, n, each) if self.trains_weights else 0.0

@@ -41,6 +41,9 @@ DOUBT: Mapping[str, tuple[float, float, float]] = {
     "pp_send_s": (1.5, 1e-6, 0.5),
     "step_fixed_s": (1.0, 1e-4, 2.0),
     "overlap_contention": (0.7, 0.02, 1.0),
+    "grouped_sustained": (0.3, 0.15, 1.05),
+    "permute_passes": (0.5, 2.0, 30.0),
+    "ep_volume_factor": (0.4, 0.2, 4.0),
 }
 
 
@@ -123,6 +126,15 @@ def _solve(tables: Sequence[_Table], names: Sequence[str]) -> dict[str, float]:
     start = np.clip(prior, low + 1e-6, high - 1e-6)
     found = least_squares(cost, start, bounds=(low, high), diff_step=np.full(len(names), 1e-3), max_nfev=10)
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))
+
+
+EXPERT_COEFFICIENTS = ("grouped_sustained", "permute_passes", "ep_volume_factor")
+
+
+def names_for(steps: Sequence[Step]) -> tuple[str, ...]:
+    """Return the coefficients that these steps can speak of."""
+    experts = any(step.job.model.moe for step in steps)
+    return tuple(name for name in DOUBT if experts or name not in EXPERT_COEFFICIENTS)
 
 
 def fit_coefficients(steps: Sequence[Step], calibrations: Mapping[str, Calibration], names: Sequence[str], source: str) -> Fitted:
