@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.errors import PlanError, Problem
+from tuner.plan import Plan
+from tuner.request import knobs
 from tuner.search.space import RUNTIME
 from tuner.search.space import complete as with_defaults
 
@@ -12,7 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.job import Job
-    from tuner.plan import Plan
+
+
+def read_plan(value: Any, job: Job, name: str) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan of a text, a mapping or a Plan, completed with the framework's defaults, and what was assumed."""
+    return (value, ()) if isinstance(value, Plan) else complete(job, knobs(value, name), name)
 
 
 def complete(job: Job, fields: Mapping[str, int], where: str = "plan") -> tuple[Plan, tuple[str, ...]]:

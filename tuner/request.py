@@ -24,6 +24,8 @@ from tuner.units import parse_quantity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from tuner.cost_model.calibration import Calibration
+
     T = TypeVar("T")
 
 DEFAULT_FRAMEWORK = "megatron-lm"
@@ -336,3 +338,11 @@ def _node_counts(first: int, last: int) -> list[int]:
     scale = range(last.bit_length() - 2)
     shapes = {quarter * 2**i // 4 for i in scale for quarter in (16, 20, 24, 28)} | {1, 2, 3}
     return sorted({first, last} | {n for n in shapes if first <= n <= last})
+
+
+def read_calibration(request: Request, job: Job) -> Calibration:
+    """Return the calibration that the request names ("auto" when it names none) for the job."""
+    from tuner.cost_model.calibration import Calibration, load_calibration
+
+    given = request.calibration
+    return given if isinstance(given, Calibration) else load_calibration("auto" if given is None else str(given), job)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import SpecError, one_problem
 from tuner.plan import Plan
-from tuner.request import Problems, close, knobs, quantity, read_range, sized, whole
+from tuner.request import Problems, close, knobs, quantity, read_calibration, read_range, sized, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,7 +120,7 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def run_search(request: Request, calibration_for: Callable[[Request, Job], Calibration], progress: Progress | None) -> SearchAnswer:
+def run_search(request: Request, progress: Progress | None) -> SearchAnswer:
     """Return the answer to a search's question."""
     problems = Problems()
     aim = problems.trying(lambda: read_aim(request))
@@ -130,9 +130,9 @@ def run_search(request: Request, calibration_for: Callable[[Request, Job], Calib
     assert base is not None  # noqa: S101
     job, counts = base
     if len(counts) > 1 or aim.deadline_s is not None:
-        return _search_counts(request, aim, job, counts, calibration_for, progress)
+        return _search_counts(request, aim, job, counts, progress)
     job = sized(job, counts[0])
-    return _search_one(request, aim, job, calibration_for(request, job), progress)
+    return _search_one(request, aim, job, read_calibration(request, job), progress)
 
 
 def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None) -> SearchAnswer:
@@ -157,7 +157,7 @@ def _attributed(problem: Problem, request: Request, spec: SpaceSpec) -> Problem:
 
 
 def _current(request: Request, job: Job) -> tuple[Plan, tuple[str, ...]] | None:
-    from tuner.workflow import read_plan
+    from tuner.plan_defaults import read_plan
 
     return None if request.current is None else read_plan(request.current, job, "current")
 
@@ -200,7 +200,6 @@ def _search_counts(
     aim: Aim,
     job: Job,
     counts: tuple[int, ...],
-    calibration_for: Callable[[Request, Job], Calibration],
     progress: Progress | None,
 ) -> SearchAnswer:
     """Return the answer for the count with the fewest GPU-hours (so the least money) that meets the deadline."""
@@ -209,7 +208,7 @@ def _search_counts(
 
     if aim.strategy != "exhaustive":
         raise one_problem("strategy", "", aim.strategy, "cannot compare counts of GPUs", "leave it out: exhaustive does")
-    calibration = calibration_for(request, job)
+    calibration = read_calibration(request, job)
     results = sweep_counts(
         job,
         counts,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import one_problem
-from tuner.request import JOB_KEYS, SEARCH_KEYS, Problems, knobs, read_job, read_request
+from tuner.request import JOB_KEYS, SEARCH_KEYS, Problems, knobs, read_calibration, read_job, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tuner.health import DoctorAnswer
     from tuner.job import Job
     from tuner.plan import Plan
-    from tuner.request import Request
     from tuner.shelf import PresetsAnswer
 
     Progress = Callable[..., None]
@@ -40,24 +39,9 @@ class ValidateAnswer:
         return self.document
 
 
-def read_calibration(request: Request, job: Job) -> Calibration:
-    """Return the calibration that the request names ("auto" when it names none) for the job."""
-    from tuner.cost_model.calibration import Calibration, load_calibration
-
-    given = request.calibration
-    return given if isinstance(given, Calibration) else load_calibration("auto" if given is None else str(given), job)
-
-
-def read_plan(value: Any, job: Job, name: str) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan of a text, a mapping or a Plan, completed with the framework's defaults, and what was assumed."""
-    from tuner.plan import Plan
-    from tuner.plan_defaults import complete
-
-    return (value, ()) if isinstance(value, Plan) else complete(job, knobs(value, name), name)
-
-
 def _one_plan(given: dict[str, Any]) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
     from tuner.plan import Plan
+    from tuner.plan_defaults import read_plan
 
     request = read_request(given, keys=(*JOB_KEYS, "plan"))
     problems = Problems()
@@ -86,7 +70,7 @@ def search(*, progress: Progress | None = None, **given: Any) -> SearchAnswer:
     """
     from tuner.searching import run_search
 
-    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS)), read_calibration, progress)
+    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS)), progress)
 
 
 def question(**given: Any) -> dict[str, Any]:
