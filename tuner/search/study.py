@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,7 +37,7 @@ Strategy = Literal["grid", "tpe", "gp"]
 STRATEGIES: tuple[Strategy, ...] = ("grid", "tpe", "gp")
 LARGEST_GRID = 5_000
 _STARTUP = 16
-_REPEATS = 8  # proposals of a plan already seen, in a row, before an unseen one is drawn
+_REPEATS = 4  # proposals of a plan already seen, in a row, before an unseen one is drawn
 _CANDIDATES = 4_096
 
 
@@ -108,18 +107,24 @@ class _Run:
     def fits(self, found: Found) -> bool:
         return found.p_oom < self.max_p_oom and found.memory_bytes <= self.max_memory
 
+    def excess(self, found: Found) -> float:
+        """By how much a plan misses fitting: 0 where it fits, else positive."""
+        if self.fits(found):
+            return 0.0
+        return max(found.p_oom - self.max_p_oom, found.memory_bytes / self.max_memory - 1.0, 1e-9)
+
     def tell(self, trial: optuna.Trial, index: int | None) -> None:
-        """Evaluate the plan unless it was seen, and tell Optuna; a trial that led to no plan is pruned."""
+        """Evaluate the plan and tell Optuna. A trial that led to no plan, or to one already seen, teaches nothing: it failed."""
         import optuna
 
         if index is None:
-            self.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
             return
         if index not in self.seen:
             self.seen[index] = Found(index, *self.evaluate(self.space.plan_at(index)))
         found = self.seen[index]
         trial.set_user_attr("plan", index)
-        trial.set_user_attr("fits", self.fits(found))
+        trial.set_constraint("memory", self.excess(found))
         self.study.tell(trial, self.value(found))
 
     def result(self, top_k: int, seconds: float) -> SweepResult:
@@ -151,10 +156,6 @@ def _optuna_study(sampler: optuna.samplers.BaseSampler) -> optuna.Study:
     return optuna.create_study(direction="minimize", sampler=sampler)
 
 
-def _violation(trial: optuna.trial.FrozenTrial) -> tuple[float]:
-    return (0.0 if trial.user_attrs.get("fits", False) else 1.0,)
-
-
 class _Grid:
     """Every legal plan in the order of the space, put to Optuna one by one (its GridSampler knows products only)."""
 
@@ -178,17 +179,7 @@ class _Tpe:
     def __init__(self, run: _Run, pool: Pool, seed: int) -> None:
         from optuna.samplers import TPESampler
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna calls these three options experimental
-            sampler = TPESampler(
-                seed=seed,
-                n_startup_trials=_STARTUP,
-                multivariate=True,
-                group=True,
-                constraints_func=_violation,
-                warn_independent_sampling=False,
-            )
-        run.study = _optuna_study(sampler)
+        run.study = _optuna_study(TPESampler(seed=seed, n_startup_trials=_STARTUP, multivariate=False))
         self.run, self.unseen, self.repeats = run, iter(pool.indices.tolist()), 0
 
     def ask(self) -> tuple[optuna.Trial, int | None]:
