@@ -37,8 +37,10 @@ pytest: $(VENV)/test.stamp  ## the tests alone
 audit: $(VENV)/test.stamp  ## known vulnerabilities of the pinned versions (needs the advisory service)
 	$(BIN)/pip-audit --strict --progress-spinner off --timeout 20 --disable-pip --no-deps -r constraints.txt
 
-bench: $(VENV)/test.stamp  ## speed of the sweep and accuracy on published runs
-	@for bench in benchmarks/*.py; do echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+bench: $(VENV)/test.stamp  ## speed of the sweep; with ROWS="runs/*.jsonl" also the accuracy on these measured runs
+	@for bench in $(filter-out benchmarks/accuracy.py benchmarks/operators.py,$(wildcard benchmarks/*.py)); do \
+	    echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
+	@if [ -n "$(ROWS)" ]; then echo "== benchmarks/accuracy.py"; $(BIN)/python benchmarks/accuracy.py $(ROWS); fi
 
 pins: clean $(VENV)/test.stamp  ## what a fresh environment holds, to refresh constraints.txt with
 	$(PIP) freeze --exclude-editable
