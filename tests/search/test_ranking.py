@@ -1,0 +1,89 @@
+"""The ranked answer: rows as estimated, the person's plan placed among them, and what cannot be told apart."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.jobs import calibration_of
+from tests.search.small import one_by_one, small_job, small_space
+from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu
+from tuner.plan import FULL, Plan
+from tuner.search.exhaustive import sweep
+from tuner.search.ranking import rank
+
+
+def test_rows_are_the_estimates_of_their_plans() -> None:
+    job, space = small_job(), small_space()
+    calibration = calibration_of(job)
+    plans = [space.plan_at(f.index) for f in sweep(job, space, calibration, top_k=5).best]
+    ranking = rank(job, plans, calibration)
+    assert [row.rank for row in ranking.rows] == [1, 2, 3, 4, 5]
+    for row, plan in zip(ranking.rows, plans, strict=True):
+        of = estimate(job, plan, calibration)
+        assert row.plan == plan
+        assert (row.step_s, row.low_s, row.high_s, row.memory_bytes, row.p_oom) == (
+            of.step_s,
+            of.low_s,
+            of.high_s,
+            of.memory_bytes,
+            of.p_oom,
+        )
+        assert row.tokens_per_s_per_gpu == tokens_per_s_per_gpu(job, of.step_s) == pytest.approx(64 * 8192 / row.step_s / 16)
+        assert row.mfu == mfu(job, of.step_s)
+        assert row.basis == "analytic"
+
+
+def test_plans_whose_intervals_overlap_the_best_one_s_are_tied() -> None:
+    job, space = small_job(), small_space()
+    calibration = calibration_of(job)
+    found = sorted(one_by_one(space), key=lambda f: f.step_s)
+    ranking = rank(job, [space.plan_at(f.index) for f in found], calibration)
+    best = ranking.rows[0]
+    assert [row.tied for row in ranking.rows] == [row.low_s <= best.high_s for row in ranking.rows]
+    assert 1 < ranking.tied < len(ranking.rows)
+    assert not ranking.rows[ranking.tied].tied
+
+
+def test_the_present_plan_is_ranked_beside_the_best() -> None:
+    job, space = small_job(), small_space()
+    calibration = calibration_of(job)
+    plans = [space.plan_at(f.index) for f in sweep(job, space, calibration, top_k=5).best]
+    same = rank(job, plans, calibration, current=plans[2]).current
+    assert same is not None
+    assert same.rank == 1 + sum(row.step_s < same.step_s for row in rank(job, plans, calibration).rows) <= 3
+    slow = Plan(tp=8, pp=1, recompute=FULL, zero=1)
+    ranking = rank(job, plans, calibration, current=slow)
+    assert ranking.current is not None
+    assert ranking.current.rank == 6
+    assert ranking.gain == ranking.current.step_s / ranking.rows[0].step_s > 1.2
+    assert ranking.current.problems == ()
+
+
+def test_an_illegal_present_plan_is_ranked_with_what_is_wrong() -> None:
+    job = small_job()
+    calibration = calibration_of(job)
+    ranking = rank(job, [], calibration, current=Plan(tp=1, sequence_parallel=1, vpp=2))
+    assert ranking.rows == ()
+    assert ranking.gain is None
+    assert ranking.current is not None
+    assert [problem.partition(":")[0] for problem in ranking.current.problems] == ["error", "duplicate", "warning"]
+    assert "vpp = 2 needs pp > 1" in ranking.current.problems[0]
+
+
+def test_memory_ranks_by_bytes() -> None:
+    job, space = small_job(), small_space()
+    calibration = calibration_of(job)
+    plans = [space.plan_at(f.index) for f in sweep(job, space, calibration, objective="memory", top_k=4).best]
+    ranking = rank(job, plans, calibration, objective="memory", current=plans[0])
+    assert [row.memory_bytes for row in ranking.rows] == sorted(row.memory_bytes for row in ranking.rows)
+    assert ranking.current is not None
+    assert ranking.current.rank == 1
+
+
+def test_rows_are_frozen() -> None:
+    job = small_job()
+    row = rank(job, [Plan(tp=8)], calibration_of(job)).rows[0]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        row.rank = 2  # type: ignore[misc]
