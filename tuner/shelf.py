@@ -104,7 +104,7 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
         {"name": domain.name, "size": domain.size, "bandwidth": domain.bandwidth.value, "latency": domain.latency.value}
         for domain in cluster.domains
     ]
-    return {"gpu": cluster.gpu.name, "gpus_per_node": cluster.gpus_per_node, "aliases": list(cluster.aliases), "domains": domains}
+    return {"gpu": cluster.gpu.name, "gpus_per_node": cluster.gpus_per_node, "domains": domains, "aliases": list(cluster.aliases)}
 
 
 def _model(model: Model) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from tuner.units import show_bytes, show_count, show_flops, show_rate, show_seco
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+LONGEST = 400  # characters of one value: a grid of a calibration has thousands
+WIDEST = 44  # characters of a cell in a list
 SHOWN: dict[str, Callable[[float], str]] = {
     "memory": show_bytes,
     "memory_bytes": show_bytes,
@@ -46,13 +48,18 @@ def list_text(record: Sequence[dict[str, Any]], page: Page) -> str:
     columns = [
         Column(
             key.replace("_", " "),
-            [cell(key, each.get(key)) for each in record],
+            [clipped(cell(key, each.get(key))) for each in record],
             rank=i,
             left=all(isinstance(each.get(key, ""), (str, list, dict, type(None))) for each in record),
         )
         for i, key in enumerate(keys)
     ]
     return "\n".join(Table(columns).lines(page))
+
+
+def clipped(text: str) -> str:
+    """Return a cell's text, cut where it would crowd out the other columns."""
+    return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
 
 def cell(key: str, value: Any) -> str:
@@ -94,7 +101,8 @@ def one_text(record: dict[str, Any], page: Page) -> str:
     names = max(len(name) for name, _, _ in rows)
     values = max((len(value) for _, value, source in rows if source), default=0)
     lines = []
-    for name, value, source in rows:
+    for name, whole, source in rows:
+        value = whole if len(whole) <= LONGEST else f"{whole[:60]} ... ({len(whole):,} characters: --json has them all)"
         head = f"{name:<{names}}{GAP}{value:<{values}}{GAP}" if source else f"{name:<{names}}{GAP}"
         first, *rest = wrapped(source or value, Page(width=page.width - len(head)))
         style = page.dim if source else str
@@ -106,7 +114,7 @@ def one_text(record: dict[str, Any], page: Page) -> str:
 def flat(path: str, value: Any) -> list[tuple[str, str, str]]:
     """Return (dotted path, value, source) of every figure in a value."""
     key = path.rpartition(".")[2]
-    if value is None or value == [] or value == {}:
+    if value is None or value in ("", [], {}):
         return []
     if isinstance(value, dict) and "value" in value and "source" in value:
         kind = "x_flops" if ".peak." in f".{path}" else key
