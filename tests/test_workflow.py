@@ -205,3 +205,12 @@ def test_the_current_plan_may_be_a_plan() -> None:
     assert answer.current is not None
     assert answer.current.assumed == ()
     assert answer.current.gain is not None
+
+
+def test_a_range_may_stand_beside_a_counted_cluster_that_it_holds() -> None:
+    question = {"model": "tiny", "seq_len": 128, "global_batch": 64, "tokens": "1B", "fix": ["offload=none"]}
+    counted, kind = (tuner.search(cluster=cluster, gpus="8..16", **question) for cluster in ("h100x16", "h100"))
+    assert [count["gpus"] for count in counted.counts] == [8, 16]
+    assert counted.record()["ranking"] == kind.record()["ranking"]
+    with pytest.raises(SpecError, match="contradicts"):
+        tuner.search(cluster="h100x64", gpus="8..16", **question)

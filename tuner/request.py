@@ -299,6 +299,8 @@ def _cluster(request: Request) -> tuple[Cluster, tuple[int, ...]]:
     counts = gpu_counts(request.gpus, cluster.gpus_per_node)
     counted = _COUNTED_CLUSTER.fullmatch(given.strip()) if isinstance(given, str) and "/" not in given else None
     if counted and counts != (cluster.gpus,) and given not in presets.names("clusters"):
+        if len(counts) > 1 and counts[0] <= cluster.gpus <= counts[-1]:  # a range around the count: the kind is meant
+            return _cluster(dataclasses.replace(request, cluster=counted[1]))
         raise one_problem("gpus", "", request.gpus, f"contradicts cluster {given}", f"name the kind alone: {counted[1]}")
     for count in (counts[0], counts[-1]):
         presets.with_gpus(cluster, count, "gpus")
