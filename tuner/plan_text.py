@@ -90,7 +90,7 @@ def _zero(text: object) -> int:
 
 _DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
 _FLAGS = ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
-_SPELLINGS = {"mb": "micro_batch", "mbs": "micro_batch", "sp": "sequence_parallel", "zero_stage": "zero"}
+SPELLINGS = {"mb": "micro_batch", "mbs": "micro_batch", "sp": "sequence_parallel", "zero_stage": "zero"}
 _PARSERS: dict[str, Callable[[Any], dict[str, int]]] = (
     {name: (lambda v, name=name: {name: _integer(v, at_least=1)}) for name in _DEGREES}
     | {name: (lambda v, name=name: {name: _flag(v)}) for name in _FLAGS}
@@ -116,7 +116,7 @@ def parse_knobs(items: Mapping[str, object], where: str) -> dict[str, int]:
     fields: dict[str, int] = {}
     problems = []
     for key, value in items.items():
-        name = _SPELLINGS.get(str(key), str(key))
+        name = SPELLINGS.get(str(key), str(key))
         if name not in _PARSERS:
             problems.append(Problem(where=where, path=str(key)[:80], value="", rule="is no knob of a plan", hint=nearest(name[:80], KNOBS)))
             continue

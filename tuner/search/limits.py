@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.errors import Problem, SpecError, nearest
-from tuner.plan_text import _SPELLINGS as SPELLINGS
-from tuner.plan_text import parse_knobs
+from tuner.plan_text import SPELLINGS, parse_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
