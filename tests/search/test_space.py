@@ -138,6 +138,13 @@ def test_fix_and_limit_narrow_the_axes() -> None:
     assert words(space, "recompute") == ["none", "full:2"]
 
 
+def test_short_names_of_knobs() -> None:
+    space = build_space(gpt3(), SpaceSpec(axes={"sp": [1]}, fix={"mb": 2}, limit=["mb*tp<=16"]))
+    assert words(space, "micro_batch") == ["2"]
+    assert words(space, "sequence_parallel") == ["1"]
+    assert words(space, "tp") == ["2", "4", "8"]
+
+
 def test_limits_of_products_and_of_derived_degrees() -> None:
     space = small(limit=["tp*pp<=4", "microbatches>=8"])
     plans = [space.plan_at(i) for i in range(space.size)]

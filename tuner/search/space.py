@@ -14,7 +14,7 @@ from pydantic import Field
 from tuner.cost_model.rules import enforced
 from tuner.errors import Problem, SpecError, nearest
 from tuner.plan import Plan
-from tuner.plan_text import KNOBS, parse_knobs
+from tuner.plan_text import KNOBS, SPELLINGS, parse_knobs
 from tuner.search.axes import coarser, default_axes
 from tuner.search.limits import Limit, parse_limits
 from tuner.spec import Spec
@@ -214,6 +214,7 @@ def build_space(job: Job, spec: SpaceSpec, where: str = "space", most_plans: int
     Values that no legal plan has are left out, unless no plan is legal at all; default axes are thinned until at most `most_plans`
     plans are legal. Raises SpecError listing every problem.
     """
+    spec = SpaceSpec(axes=_spelled(spec.axes), fix=_spelled(spec.fix), limit=spec.limit)
     limits = _checked(spec, where)
     written = {**spec.axes, **{name: [value] for name, value in spec.fix.items() if name != "dp"}}
     axes: Any = default_axes(job)
@@ -226,6 +227,11 @@ def build_space(job: Job, spec: SpaceSpec, where: str = "space", most_plans: int
             thinned.append(knob)
             space = _space(job, {**axes, **written}, limits, where)
     return dataclasses.replace(_used(space), thinned=tuple(dict.fromkeys(thinned)))
+
+
+def _spelled(by_knob: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping with short names of knobs (mb, sp) written out."""
+    return {SPELLINGS.get(name, name): value for name, value in by_knob.items()}
 
 
 def _checked(spec: SpaceSpec, where: str) -> tuple[Limit, ...]:
