@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -182,10 +183,11 @@ def _lookup(kind: str, text: str) -> Path | None:
     return None
 
 
-def _aliases(path: Path) -> list[str]:
+@lru_cache(maxsize=1024)
+def _aliases(path: Path) -> tuple[str, ...]:
     data = load_yaml(path)
     found = data.get("aliases", []) if isinstance(data, dict) else []
-    return [str(alias).lower() for alias in found] if isinstance(found, list) else []
+    return tuple(str(alias).lower() for alias in found) if isinstance(found, list) else ()
 
 
 def _unknown(kind: str, text: str) -> SpecError:

@@ -239,7 +239,7 @@ def _matching(folder: Path, gpu: Gpu, framework: str, release: str) -> list[Cali
     return chosen[:1] + sorted(own, key=lambda f: (f.release != "", f.name))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _read(path: Path) -> CalibrationFile:
     loaded: CalibrationFile = load_spec(CalibrationFile, load_yaml(path), str(path))
     return loaded
