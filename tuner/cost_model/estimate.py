@@ -39,20 +39,30 @@ class StepTime:
 class Estimate:
     """What a plan costs: columns that broadcast to the plan's shape.
 
-    step_s: seconds a step, low_s and high_s its 90 % interval; memory_bytes: device bytes of a rank of the fullest stage
+    step_s: seconds a step, which spread divides and multiplies to its 90 % interval low_s to high_s; memory_bytes: device bytes of
+    a rank of the fullest stage
     (worst_stage), p_oom: probability that it runs out; slowest_stage: index of the stage that sets the pace; step: the parts
     of step_s; calibration: its hash.
     """
 
     step_s: Floats
-    low_s: Floats
-    high_s: Floats
+    spread: float
     memory_bytes: Floats
     p_oom: Floats
     worst_stage: Ints
     slowest_stage: Ints
     step: StepTime
     calibration: str
+
+    @property
+    def low_s(self) -> Floats:
+        """Lower end of the 90 % interval of a step, in seconds."""
+        return self.step_s / self.spread
+
+    @property
+    def high_s(self) -> Floats:
+        """Upper end of the 90 % interval of a step, in seconds."""
+        return self.step_s * self.spread
 
 
 def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
@@ -64,12 +74,9 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
     watched = stages_to_watch(job, plan)
     step, slowest_stage = step_time(job, plan, calibration, microbatches, watched)
     memory_bytes, worst_stage = _fullest(job, plan, calibration, microbatches, watched)
-    step_s = total(step)
-    spread = 1.0 + calibration["time_spread_90"]
     return Estimate(
-        step_s=step_s,
-        low_s=step_s / spread,
-        high_s=step_s * spread,
+        step_s=total(step),
+        spread=1.0 + calibration["time_spread_90"],
         memory_bytes=memory_bytes,
         p_oom=out_of_memory_probability(job, memory_bytes, calibration),
         worst_stage=worst_stage,

@@ -7,7 +7,7 @@ the optimizer's step, when they are gone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,10 +50,9 @@ class Memory:
     @property
     def allocated(self) -> Floats:
         """Bytes of tensors at the peak: what an allocator's peak counter shows."""
-        return (
-            self.weights + self.gradients + self.optimizer + self.activations
-            + self.recompute_peak + self.logits + self.gathered + self.optimizer_step
-        )  # fmt: skip
+        state = self.weights + self.gradients + self.optimizer
+        working = self.activations + (self.recompute_peak + self.logits)
+        return state + (self.gathered + self.optimizer_step) + working
 
     @property
     def reserved(self) -> Floats:
@@ -73,17 +72,14 @@ def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: I
     activations, peak = _activations(job, plan, microbatches, stage)
     logits = _logits(job, plan, calibration, stage)
     gathered = _gathered(job, plan, stage)
-    working = activations + peak + logits + gathered
-    step = np.maximum(_optimizer_temporaries(job, plan, calibration, held) - working, 0.0)
-    allocated = state["weights"] + state["gradients"] + state["optimizer"] + working + step
-    return Memory(
-        **state,
-        activations=activations,
-        recompute_peak=peak,
-        logits=logits,
-        gathered=gathered,
-        optimizer_step=step,
-        fragmentation=allocated * (calibration["fragmentation"] - 1.0),
+    step: Floats = 0.0
+    if not job.framework.fused_optimizer.value:
+        freed = activations + (peak + logits) + gathered
+        step = np.maximum(_optimizer_temporaries(job, plan, calibration, held) - freed, 0.0)
+    tensors = Memory(**state, activations=activations, recompute_peak=peak, logits=logits, gathered=gathered, optimizer_step=step)
+    return replace(
+        tensors,
+        fragmentation=tensors.allocated * (calibration["fragmentation"] - 1.0),
         communicators=_communicators(job, plan) * calibration["nccl_group_bytes"],
         context=calibration["context_bytes"],
     )
@@ -173,7 +169,7 @@ def _gathered(job: Job, plan: Plan, stage: Ints) -> Floats:
 
 def _optimizer_temporaries(job: Job, plan: Plan, calibration: Calibration, held: Weights) -> Floats:
     """Return the bytes an unfused Adam allocates in its step: a temporary of 4 bytes for each parameter it updates."""
-    if job.framework.fused_optimizer.value or job.task == "lora":
+    if job.task == "lora":
         return 0.0
     dense_shards, expert_shards = shards(job, plan)
     cut = plan.zero >= 1
