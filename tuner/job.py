@@ -39,6 +39,7 @@ class Defaults(Spec):
 class Framework(Spec):
     """A training framework: its defaults, the rules it enforces, and what it keeps in memory.
 
+    relatives: frameworks on the same engine, nearest first, whose calibration stands in on a GPU where this one was not measured;
     rules: names of the rule families it enforces (see cost_model/rules.py); param_bytes, grad_bytes, optimizer_bytes: bytes
     a parameter for the weights, the gradients and the optimizer state (fp32 master weights included) in mixed precision;
     grad_shard_zero: the ZeRO stage from which it shards gradients; padded_vocab: the vocabulary is padded to a multiple of
@@ -60,6 +61,7 @@ class Framework(Spec):
 
     name: Name
     aliases: tuple[Name, ...] = ()
+    relatives: tuple[Name, ...] = ()
     rules: tuple[Name, ...]
     defaults: Defaults
     param_bytes: Sourced[int]

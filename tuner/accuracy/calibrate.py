@@ -1,6 +1,7 @@
-"""`python -m tuner.accuracy.calibrate ROWS... -o FOLDER`: one calibration file for each framework and GPU of published rows.
+"""`python -m tuner.accuracy.calibrate ROWS... -o FOLDER`: calibration files of frameworks, from published rows.
 
-A file is written only where jobs that its fit had not seen came out better than without it; what is declined is said.
+A framework with rows on several GPUs gets one file for any GPU, and each of its GPUs one on top of that; a framework on one GPU gets
+that one. A file is written only where jobs that its fit had not seen came out better than without it; what is declined is said.
 """
 
 from __future__ import annotations
@@ -12,76 +13,103 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.accuracy.rows import read_files
-from tuner.cost_model.calibration import calibration_for
+from tuner.cost_model.calibration import CalibrationFile, calibration_for, layered
 from tuner.cost_model.fit.coefficients import Fitted, Step, fit_coefficients, names_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tuner.cluster import Gpu
+    from tuner.cost_model.calibration import Calibration
     from tuner.measurement import Measurement
 
 FEWEST_ROWS = 5
 FEWEST_JOBS = 3
 
 
-def steps_by_stack(measurements: Iterable[Measurement]) -> dict[tuple[str, str], list[Step]]:
-    """Return the timed pretraining steps by (framework, GPU); superseded rows are left out."""
-    stacks: dict[tuple[str, str], list[Step]] = defaultdict(list)
+def steps_by_framework(measurements: Iterable[Measurement]) -> dict[str, dict[str, list[Step]]]:
+    """Return the timed pretraining steps by framework and GPU; superseded rows are left out."""
+    stacks: dict[str, dict[str, list[Step]]] = defaultdict(lambda: defaultdict(list))
     for row in measurements:
         if row.step_s and not row.superseded and row.job.task == "pretrain":
             step = Step(id=row.id, job=row.job, plan=row.plan, step_s=row.step_s)
-            stacks[row.job.framework.name, row.job.cluster.gpu.name].append(step)
-    return dict(sorted(stacks.items()))
+            stacks[row.job.framework.name][row.job.cluster.gpu.name].append(step)
+    return {framework: dict(sorted(of_gpu.items())) for framework, of_gpu in sorted(stacks.items())}
 
 
-def fit_stack(steps: list[Step], gpu: Gpu, source: str) -> Fitted | None:
-    """Return the coefficients of one framework on one GPU, or None where there are too few rows or jobs to hold some out."""
+def fit_steps(steps: Sequence[Step], bases: Mapping[str, Calibration]) -> Fitted | None:
+    """Return the coefficients of these steps on top of `bases` (by GPU), or None where too few rows or jobs are there to hold some out."""
     if len(steps) < FEWEST_ROWS or len({id(step.job) for step in steps}) < FEWEST_JOBS:
         return None
-    return fit_coefficients(steps, {gpu.name: calibration_for("auto", gpu)}, names_for(steps), source)
+    source = "whole steps: " + ", ".join(sorted({_origin(step.id) for step in steps}))
+    return fit_coefficients(steps, bases, names_for(steps), source)
 
 
-def text_of(name: str, framework: str, gpu: str, fitted: Fitted) -> str:
-    """Return the YAML of a calibration file."""
+def file_of(name: str, framework: str, gpus: Sequence[str], fitted: Fitted) -> CalibrationFile:
+    """Return the calibration file of a fit."""
+    return CalibrationFile(name=name, framework=framework, gpus=tuple(gpus), coefficients=fitted.overrides)
+
+
+def text_of(file: CalibrationFile, fitted: Fitted) -> str:
+    """Return the YAML of a calibration file, with what it is worth as a comment."""
     lines = [
         "# Written by `python -m tuner.accuracy.calibrate`; change the fit, not this file.",
         f"# Jobs held out: median |log error| {fitted.before[0]:.3f} -> {fitted.after[0]:.3f}, "
         f"90th percentile {fitted.before[1]:.3f} -> {fitted.after[1]:.3f}.",
-        f"name: {name}",
-        f"gpus: [{gpu}]",
-        f"framework: {framework}",
+        f"name: {file.name}",
+        f"framework: {file.framework}",
+        *([f"gpus: [{', '.join(file.gpus)}]"] if file.gpus else []),
         "coefficients:",
     ]
-    for key, entry in fitted.overrides.items():
+    for key, entry in file.coefficients.items():
         residual = "" if entry.residual is None else f", residual: {entry.residual}"
         lines.append(f'  {key}: {{value: {entry.value}, source: "{entry.source}", n: {entry.n}{residual}}}')
     return "\n".join(lines) + "\n"
 
 
+def calibrate_framework(framework: str, of_gpu: Mapping[str, list[Step]]) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, YAML or "", verdict) of a framework: on any GPU first, then on each with that beneath it."""
+    bases = {gpu: calibration_for("auto", steps[0].job.cluster.gpu) for gpu, steps in of_gpu.items()}
+    if len(of_gpu) > 1:
+        every = [step for steps in of_gpu.values() for step in steps]
+        file, text, verdict = _judged(framework, framework, (), fit_steps(every, bases), len(every))
+        yield framework, text, verdict
+        if file is not None:
+            bases = {gpu: layered(base, file) for gpu, base in bases.items()}
+    for gpu, steps in of_gpu.items():
+        name = f"{framework}-{gpu}"
+        _, text, verdict = _judged(name, framework, (gpu,), fit_steps(steps, bases), len(steps))
+        yield name, text, verdict
+
+
+def _judged(name: str, framework: str, gpus: Sequence[str], fitted: Fitted | None, rows: int) -> tuple[CalibrationFile | None, str, str]:
+    if fitted is None:
+        return None, "", f"{name}: {rows} rows, too few"
+    change = f"{name}: {rows} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out"
+    if not fitted.helps:
+        return None, "", f"{change}, declined: held-out jobs came out worse"
+    file = file_of(name, framework, gpus, fitted)
+    return file, text_of(file, fitted), f"{change}, written"
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Fit every stack of the files and write what helps."""
+    """Fit every framework of the files and write what helps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="+", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--only", help="one framework")
     options = parser.parse_args(arguments)
     measurements, _ = read_files(options.rows)
-    for (framework, gpu), steps in steps_by_stack(measurements).items():
+    for framework, of_gpu in steps_by_framework(measurements).items():
         if options.only not in (None, framework):
             continue
-        source = "whole steps: " + ", ".join(sorted({_origin(step.id) for step in steps}))
-        fitted = fit_stack(steps, steps[0].job.cluster.gpu, source)
-        name = f"{framework}-{gpu}"
-        if fitted is None:
-            sys.stderr.write(f"{name}: {len(steps)} rows, too few\n")
-            continue
-        path = options.out / f"{name}.yaml"
-        verdict = "written" if fitted.helps else "declined: held-out jobs came out worse"
-        sys.stderr.write(f"{name}: {len(steps)} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out, {verdict}\n")
-        if fitted.helps:
+        for name, text, verdict in calibrate_framework(framework, of_gpu):
+            sys.stderr.write(verdict + "\n")
+            path = options.out / f"{name}.yaml"
+            if not text:
+                path.unlink(missing_ok=True)
+                continue
             temporary = path.with_suffix(".tmp")
-            temporary.write_text(text_of(name, framework, gpu, fitted), encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
             temporary.replace(path)
     return 0
 

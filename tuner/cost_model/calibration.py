@@ -23,6 +23,8 @@ from tuner.presets import configs_dir
 from tuner.spec import Name, Spec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tuner.cluster import Gpu
     from tuner.job import Job
 
@@ -114,7 +116,7 @@ class Override(Spec):
 class CalibrationFile(Spec):
     """A file of configs/calibrations: what it overrides of the layers before it.
 
-    gpus: GPU names it was fitted on; relatives: GPUs without a file of their own that it stands in for.
+    gpus: GPU names it was fitted on (none: it holds on any); relatives: GPUs without a file of their own that it stands in for.
     """
 
     name: Name
@@ -191,10 +193,11 @@ def layered(base: Calibration, over: CalibrationFile) -> Calibration:
 
 def load_calibration(text: str, job: Job) -> Calibration:
     """Return the calibration that `text` names for `job`: see calibration_for."""
-    return calibration_for(text, job.cluster.gpu, framework=job.framework.name, release=job.release)
+    framework = job.framework
+    return calibration_for(text, job.cluster.gpu, framework=framework.name, release=job.release, relatives=framework.relatives)
 
 
-def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = "") -> Calibration:
+def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = "", relatives: Sequence[str] = ()) -> Calibration:
     """Return the calibration that `text` names for a GPU, framework and release.
 
     "none": prior.yaml and pooled.yaml alone, so that only the data sheet tells GPUs apart; "auto": these, then the file of
@@ -206,7 +209,7 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     if text in ("none", PRIOR, POOLED):
         return base
     if text == "auto":
-        for over in _matching(folder, gpu, framework, release):
+        for over in _matching(folder, gpu, (framework, *relatives), release):
             base = layered(base, over)
         return base
     path = folder / f"{text}.yaml"
@@ -228,15 +231,25 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in (PRIOR, POOLED))
 
 
-def _matching(folder: Path, gpu: Gpu, framework: str, release: str) -> list[CalibrationFile]:
-    """Return the files for a GPU, least specific first: its own or a relative's, then the framework's, then the release's."""
+def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -> list[CalibrationFile]:
+    """Return the files for a GPU, least specific first: its own or a relative's, the framework's on any GPU, the framework's on
+    this one, the release's. A framework that was not measured on this GPU takes those of the first relative that was.
+    """
     names = {gpu.name, *gpu.aliases}
     paths = [folder / f"{name}.yaml" for name in _names(folder)]
-    files = [_read(path) for path in paths if any(name in read_text(path) for name in names)]  # parsing is what takes time
+    mentions = (*names, *(f"framework: {name}\n" for name in frameworks if name))
+    files = [_read(path) for path in paths if any(words in read_text(path) for words in mentions)]  # parsing is what takes time
     generic = [f for f in files if not f.framework]
     chosen = [f for f in generic if names & set(f.gpus)] or [f for f in generic if names & set(f.relatives)]
-    own = [f for f in files if f.framework and f.framework == framework and f.release in ("", release) and names & {*f.gpus, *f.relatives}]
-    return chosen[:1] + sorted(own, key=lambda f: (f.release != "", f.name))
+    stacks = [_of_framework(files, name, names, release) for name in frameworks if name]
+    measured = [stack for stack in stacks if any(f.gpus for f in stack)] or [stack for stack in stacks[:1] if stack]
+    return chosen[:1] + (measured[0] if measured else [])
+
+
+def _of_framework(files: Sequence[CalibrationFile], framework: str, gpus: set[str], release: str) -> list[CalibrationFile]:
+    of_framework = [f for f in files if f.framework == framework and f.release in ("", release)]
+    own = [f for f in of_framework if not f.gpus or gpus & {*f.gpus, *f.relatives}]
+    return sorted(own, key=lambda f: (f.release != "", bool(f.gpus), f.name))
 
 
 @lru_cache(maxsize=512)
