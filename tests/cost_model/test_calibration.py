@@ -131,8 +131,12 @@ def test_framework_and_release_files_come_last(tmp_path, monkeypatch):
     used = calibration_for("auto", gpu, framework="nemo", release="2")
     assert used.layers == ("prior", "pooled", "gb200", "b-framework", "a-release")
     assert (used["fragmentation"], used.framework, used.release) == (1.3, "nemo", "2")
-    job = SimpleNamespace(cluster=SimpleNamespace(gpu=gpu), framework=SimpleNamespace(name="nemo"), release="2")
+    job = SimpleNamespace(cluster=SimpleNamespace(gpu=gpu), framework=SimpleNamespace(name="nemo", relatives=()), release="2")
     assert load_calibration("auto", job).hash == used.hash
+    relative = SimpleNamespace(name="megatron-lm", relatives=("torchtitan", "nemo"))
+    job = SimpleNamespace(cluster=SimpleNamespace(gpu=gpu), framework=relative, release="2")
+    assert load_calibration("auto", job).layers == used.layers
+    assert calibration_for("auto", presets.gpu("h100-sxm-80gb"), framework="nemo").framework == ""
 
 
 @pytest.mark.parametrize("text", ["h100-smx-80gb", "", "../x", "/dev/null/x"])
