@@ -1,0 +1,71 @@
+"""Coefficients fitted to whole steps, on steps made by the model itself with other coefficients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.jobs import calibration_of, gpt, gpt_job
+from tuner.accuracy.calibrate import calibrate_framework, fit_steps
+from tuner.cost_model.calibration import CalibrationFile
+from tuner.cost_model.estimate import estimate
+from tuner.cost_model.fit.coefficients import Step
+from tuner.load import load_spec, parse_yaml
+from tuner.plan import Plan
+
+PLANS = [Plan(tp=tp, pp=pp, micro_batch=mb) for tp in (1, 4) for pp in (1, 2) for mb in (1, 4)]
+
+
+SMALL = ((8, 512), (16, 1024), (24, 2048))
+LARGE = ((4, 4096), (4, 6144), (4, 8192))
+
+
+def steps(models: tuple[tuple[int, int], ...] = SMALL, **truth: float) -> list[Step]:
+    """Steps of three GPTs as a machine with these coefficients would run them."""
+    made = []
+    for layers, hidden in models:
+        job = gpt_job(gpt(layers=layers, hidden=hidden, heads=hidden // 64), cluster=gpt_job().cluster.replace(gpus=16), global_batch=64)
+        base = calibration_of(job, "auto")
+        changed = {name: base.coefficients[name].model_copy(update={"value": value}) for name, value in truth.items()}
+        machine = base.model_copy(update={"coefficients": {**base.coefficients, **changed}})
+        made += [
+            Step(id=f"own-{hidden}-{layers}-{i}", job=job, plan=plan, step_s=float(estimate(job, plan, machine).step_s))
+            for i, plan in enumerate(PLANS)
+        ]
+    return made
+
+
+def test_a_slow_host_is_found() -> None:
+    """A floor that binds nowhere at the prior has no gradient there; the coarse steps find it all the same."""
+    rows = steps(host_per_layer_s=2e-3)
+    fitted = fit_steps(rows, {"a100-sxm-80gb": calibration_of(rows[0].job, "auto")})
+    assert fitted is not None
+    assert fitted.helps
+    assert fitted.overrides["host_per_layer_s"].value == pytest.approx(2e-3, rel=0.1)
+    assert fitted.after[0] < 0.02 < fitted.before[0]
+
+
+def test_a_few_broken_runs_do_not_steer_it() -> None:
+    rows = steps(host_per_layer_s=2e-3)
+    broken = [dataclasses.replace(row, step_s=row.step_s * 30) if i % 9 == 0 else row for i, row in enumerate(rows)]
+    fitted = fit_steps(broken, {"a100-sxm-80gb": calibration_of(rows[0].job, "auto")})
+    assert fitted is not None
+    assert fitted.overrides["host_per_layer_s"].value == pytest.approx(2e-3, rel=0.35)
+
+
+def test_nothing_is_written_where_nothing_is_gained() -> None:
+    rows = steps()
+    (verdict,) = list(calibrate_framework("megatron-lm", {"a100-sxm-80gb": rows[:4]}))
+    assert verdict == ("megatron-lm-a100-sxm-80gb", "", "megatron-lm-a100-sxm-80gb: 4 rows, too few")
+
+
+def test_what_is_written_can_be_read() -> None:
+    rows = steps(LARGE, gemm_sustained=0.8)
+    ((name, text, verdict),) = list(calibrate_framework("megatron-lm", {"a100-sxm-80gb": rows}))
+    assert verdict.endswith("written")
+    file = load_spec(CalibrationFile, parse_yaml(text, "made"), "made")
+    assert (file.name, file.framework, file.gpus) == (name, "megatron-lm", ("a100-sxm-80gb",))
+    assert file.coefficients["gemm_sustained"].value == pytest.approx(0.8, rel=0.05)  # held a little towards the prior, 0.93
+    assert file.coefficients["gemm_sustained"].n == len(rows)
+    assert "own-4096" in file.coefficients["gemm_sustained"].source
