@@ -47,6 +47,7 @@ def job_record(job: Job) -> dict[str, Any]:
         "gpu": cluster.gpu.name,
         "gpus": job.gpus,
         "gpus_per_node": cluster.gpus_per_node,
+        "domain": cluster.sizes[0],
         "gpu_memory_bytes": cluster.gpu.memory.value,
         "peak_flops": peak_flops(job),
         "framework": job.framework.name,

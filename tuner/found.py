@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.answers import Run, basis_of, calibration_record, job_record, plain, run_of
+from tuner.answers import Run, basis_of, broken_by, calibration_record, job_record, plain, run_of
 from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
 from tuner.cost_model.explain import does_not_fit
 from tuner.cost_model.rules import broken
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
-    """A ranked plan and, with a token budget, its whole run."""
+    """A ranked plan and, with a token budget, its whole run. like: how many near equals it stands for, where these are not listed."""
 
     row: Row
     basis: str
@@ -32,6 +32,7 @@ class RankedPlan:
     low_tokens_per_s_per_gpu: float
     high_tokens_per_s_per_gpu: float
     microbatches: int
+    like: int | None = None
 
     def record(self, gpus: int) -> dict[str, Any]:
         """Return the plan as JSON's types."""
@@ -40,27 +41,33 @@ class RankedPlan:
         record = {"rank": self.row.rank, "plan": plan_record(self.row.plan, gpus)}
         record |= {name: getattr(self.row, name) for name in figures}
         record |= {name: getattr(self, name) for name in speeds}
-        return record | {"basis": self.basis, "tied": self.row.tied, "run": dataclasses.asdict(self.run) if self.run else None}
+        record |= {"basis": self.basis, "tied": self.row.tied, "like": self.like}
+        return record | {"run": dataclasses.asdict(self.run) if self.run else None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentPlan:
-    """The person's own plan among the others. gain: how many times faster the best one is; assumed: knobs that took defaults."""
+    """The person's own plan among the others. gain: how many times faster the best one is; assumed: knobs that took defaults;
+    problems: what the framework's rules say against it; why_not_fit: why the search would not list it for its memory.
+    """
 
     ranked: RankedPlan
     gain: float | None
+    legal: bool
     problems: tuple[str, ...]
+    why_not_fit: str
     assumed: tuple[str, ...]
 
     def record(self, gpus: int) -> dict[str, Any]:
         """Return the plan as JSON's types."""
-        return self.ranked.record(gpus) | {"gain": self.gain, "problems": self.problems, "assumed": self.assumed}
+        own = {name: getattr(self, name) for name in ("gain", "legal", "problems", "why_not_fit", "assumed")}
+        return self.ranked.record(gpus) | {"fits": not self.why_not_fit} | own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer:
     """The best plans of a job. counts: the best of each count of GPUs, where a range was asked about (job is on the chosen one);
-    why_nothing: why no plan is ranked.
+    distinct: whether near equals are counted, not ranked; why_nothing: why no plan is ranked.
     """
 
     job: Job
@@ -69,6 +76,7 @@ class SearchAnswer:
     strategy: str
     space: dict[str, Any]
     ranking: tuple[RankedPlan, ...]
+    distinct: bool
     current: CurrentPlan | None
     pareto: tuple[RankedPlan, ...]
     tied: int
@@ -91,6 +99,7 @@ class SearchAnswer:
             "objective": self.objective,
             "strategy": self.strategy,
             "ranking": [plan.record(gpus) for plan in self.ranking],
+            "distinct": self.distinct,
             "tied": self.tied,
             "current": self.current.record(gpus) if self.current else None,
             "pareto": [plan.record(gpus) for plan in self.pareto],
@@ -101,12 +110,13 @@ class SearchAnswer:
         return dict(plain(record))
 
 
-def ranked(job: Job, ranking: Ranking, calibration: Calibration) -> tuple[RankedPlan, ...]:
-    """Return the rows of a ranking with their whole runs."""
-    return tuple(_ranked(job, row, calibration) for row in ranking.rows)
+def ranked(job: Job, ranking: Ranking, calibration: Calibration, like: tuple[int | None, ...] = ()) -> tuple[RankedPlan, ...]:
+    """Return the rows of a ranking with their whole runs and, where these were counted, their near equals."""
+    counts = like or (None,) * len(ranking.rows)
+    return tuple(_ranked(job, row, calibration, count) for row, count in zip(ranking.rows, counts, strict=True))
 
 
-def _ranked(job: Job, row: Row, calibration: Calibration) -> RankedPlan:
+def _ranked(job: Job, row: Row, calibration: Calibration, like: int | None = None) -> RankedPlan:
     return RankedPlan(
         row=row,
         basis=basis_of(calibration),
@@ -114,15 +124,39 @@ def _ranked(job: Job, row: Row, calibration: Calibration) -> RankedPlan:
         low_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.high_s)),
         high_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.low_s)),
         microbatches=int(row.plan.microbatches(job.gpus, job.global_batch)),
+        like=like,
     )
 
 
-def own_plan(job: Job, ranking: Ranking, calibration: Calibration, assumed: tuple[str, ...]) -> CurrentPlan | None:
+def own_plan(
+    job: Job, ranking: Ranking, calibration: Calibration, assumed: tuple[str, ...], max_p_oom: float, max_memory: float | None
+) -> CurrentPlan | None:
     """Return the person's plan of a ranking, if there is one."""
     row = ranking.current
     if row is None:
         return None
-    return CurrentPlan(ranked=_ranked(job, row, calibration), gain=ranking.gain, problems=row.problems, assumed=assumed)
+    broken = broken_by(job, row.plan)
+    return CurrentPlan(
+        ranked=_ranked(job, row, calibration),
+        gain=ranking.gain,
+        legal=all(item.severity != "error" for item in broken),
+        problems=tuple(f"{item.severity}: {item.text} [{item.rule}]" for item in broken),
+        why_not_fit=too_large(job, row.plan, calibration, max_p_oom, max_memory),
+        assumed=assumed,
+    )
+
+
+def too_large(job: Job, plan: Plan, calibration: Calibration, max_p_oom: float, max_memory: float | None) -> str:
+    """Return why a search does not list a plan for its memory, naming stage and term where it more likely fails; "" if it fits."""
+    cost = estimate(job, plan, calibration)
+    chance, need = float(cost.p_oom), float(cost.memory_bytes)
+    words = does_not_fit(job, plan, calibration, cost)
+    if chance >= max_p_oom:
+        words += "; " if words else f"it needs {need / 1e9:.1f} of {job.cluster.gpu.memory.value / 1e9:.1f} GB, "
+        return f"{words}P(OOM) {100 * chance:.1f} %, the limit is {100 * max_p_oom:g} %"
+    if max_memory is not None and need > max_memory:
+        return f"it needs {need / 1e9:.1f} GB, the limit is {max_memory / 1e9:.1f} GB"
+    return ""
 
 
 def space_record(found: SweepResult, spec: SpaceSpec, max_p_oom: float, max_memory: float | None) -> dict[str, Any]:
@@ -136,6 +170,7 @@ def space_record(found: SweepResult, spec: SpaceSpec, max_p_oom: float, max_memo
     return {name: getattr(found, name) for name in figures} | {
         "max_p_oom": max_p_oom,
         "max_memory_bytes": max_memory,
+        "thinned": list(found.space.thinned),
         "fix": {knob: str(value) for knob, value in spec.fix.items()},
         "limits": list(spec.limit),
         "axes": axes,
@@ -149,6 +184,7 @@ def answer_search(
     spec: SpaceSpec,
     max_p_oom: float,
     max_memory: float | None,
+    distinct: bool,
     current: tuple[Plan, tuple[str, ...]] | None,
     **more: Any,
 ) -> SearchAnswer:
@@ -162,15 +198,16 @@ def answer_search(
         calibration=calibration,
         objective=found.objective,
         space=space_record(found, spec, max_p_oom, max_memory),
-        ranking=ranked(job, best, calibration),
-        current=own_plan(job, best, calibration, assumed),
+        ranking=ranked(job, best, calibration, found.like),
+        distinct=distinct,
+        current=own_plan(job, best, calibration, assumed, max_p_oom, max_memory),
         pareto=ranked(job, front, calibration),
         tied=best.tied,
-        **({"why_nothing": why_nothing(found, calibration, max_memory)} | more),
+        **({"why_nothing": why_nothing(found, calibration, max_p_oom, max_memory)} | more),
     )
 
 
-def why_nothing(found: SweepResult, calibration: Calibration, max_memory: float | None) -> str:
+def why_nothing(found: SweepResult, calibration: Calibration, max_p_oom: float, max_memory: float | None) -> str:
     """Return why a sweep ranks no plan, naming rules or the stage and term of the leanest plan; "" when it ranks one."""
     if found.best:
         return ""
@@ -178,12 +215,7 @@ def why_nothing(found: SweepResult, calibration: Calibration, max_memory: float 
     if found.leanest is None:
         return f"none of {found.combinations:,} combinations is legal: {rules_against(space)}"
     plan = found.plan(found.leanest)
-    leanest = estimate(job, plan, calibration)
-    words = does_not_fit(job, plan, calibration, leanest)
-    if not words:
-        need = float(leanest.memory_bytes) / 1e9
-        limit = f"--max-memory {max_memory / 1e9:.1f} GB" if max_memory is not None and need * 1e9 > max_memory else "comfort"
-        words = f"it needs {need:.1f} GB with P(OOM) {100 * float(leanest.p_oom):.1f} %, too much for {limit}"
+    words = too_large(job, plan, calibration, max_p_oom, max_memory)
     return f"none of {found.legal:,} legal plans fits; the leanest: {_short(plan, job)}: {words}"
 
 

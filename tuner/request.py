@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_FRAMEWORK = "megatron-lm"
 MOST_COUNTS = 64
 LARGEST = 10_000_000
+FLAGS = ("all",)
 ATTENTION: tuple[str, ...] = get_args(AttentionKernel)
 TASKS: tuple[str, ...] = get_args(Task)
 _COUNT = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d{1,12})\s*([kKmM]?)")
@@ -62,10 +63,12 @@ class Request:
     fix: Any = None
     limit: Any = None
     max_memory: Any = None
+    max_p_oom: Any = None
     current: Any = None
     objective: Any = None
     deadline: Any = None
     top: Any = None
+    all: Any = None
     strategy: Any = None
     trials: Any = None
     seed: Any = None
@@ -131,7 +134,7 @@ def _job_file(name: Any, keys: tuple[str, ...]) -> dict[str, Any]:
             continue
         if key not in known:
             problems.append(Problem(where=str(path), path=str(key)[:80], value="", rule="unknown key", hint=nearest(str(key)[:80], known)))
-        elif isinstance(value, bool) or (isinstance(value, dict) and key not in ("current", "plan", "ramp_up")):
+        elif (isinstance(value, bool) and key not in FLAGS) or (isinstance(value, dict) and key not in ("current", "plan", "ramp_up")):
             problems.append(Problem(where=str(path), path=key, value=str(value)[:80], rule="must be text or a number"))
         elif key in keys and value is not None:
             found[key] = _beside(path, value) if key in ("model", "cluster", "space", "calibration") else _as_text(value)
@@ -176,6 +179,28 @@ def quantity(value: Any, name: str, dimension: str) -> float:
     if not 0 < number <= 1e30:
         raise one_problem(name, "", value, "must be positive and at most 1e30")
     return number
+
+
+def fraction(value: Any, name: str) -> float:
+    """Return a share above 0, at most 1, from "20%", "20 %", "0.2" or 0.2."""
+    text = str(value).strip()
+    percent = text.endswith("%")
+    try:
+        number = float(text.removesuffix("%")) / (100.0 if percent else 1.0)
+    except ValueError:
+        number = -1.0
+    if isinstance(value, bool) or not 0 < number <= 1:
+        hint = f"did you mean {number:g}%?" if not percent and 1 < number <= 100 else ""
+        raise one_problem(name, "", value, "must be a probability above 0 and at most 1, like 20% or 0.2", hint)
+    return number
+
+
+def truth(value: Any, name: str) -> bool:
+    """Return yes or no from true, false, or these words."""
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if str(value).strip().lower() not in words:
+        raise one_problem(name, "", value, "must be true or false")
+    return words[str(value).strip().lower()]
 
 
 def money(value: Any, name: str) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import SpecError, one_problem
 from tuner.plan import Plan
-from tuner.request import Problems, close, knobs, quantity, read_calibration, read_range, sized, whole
+from tuner.request import Problems, close, fraction, knobs, quantity, read_calibration, read_range, sized, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +41,7 @@ class Aim:
     seed: int
     max_memory: float | None
     max_p_oom: float
+    distinct: bool
     deadline_s: float | None
 
 
@@ -66,6 +67,15 @@ def read_aim(request: Request) -> Aim:
             problems.add(name, value, f"must be one of {', '.join(known)}", close(value, known))
         return value
 
+    def share(name: str, default: float) -> float:
+        value = getattr(request, name)
+        read = None if value is None else problems.trying(lambda: fraction(value, name))
+        return default if read is None else read
+
+    def flag(name: str) -> bool:
+        value = getattr(request, name)
+        return value is not None and bool(problems.trying(lambda: truth(value, name)))
+
     spec = problems.trying(lambda: read_space_spec(request))
     strategy = choice("strategy", STRATEGIES)
     for name in ("trials", "seed"):
@@ -79,7 +89,8 @@ def read_aim(request: Request) -> Aim:
         trials=number("trials", 0, 1, 100_000) or None,
         seed=number("seed", 0, 0, 2**31),
         max_memory=size("max_memory", "bytes"),
-        max_p_oom=MAX_P_OOM,
+        max_p_oom=share("max_p_oom", MAX_P_OOM),
+        distinct=not flag("all"),
         deadline_s=size("deadline", "seconds"),
     )
     if request.fix is not None:
@@ -171,6 +182,7 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
         spec=aim.spec,
         max_p_oom=aim.max_p_oom,
         max_memory=aim.max_memory,
+        distinct=aim.distinct,
         current=_current(request, found.space.job),
         strategy=aim.strategy,
         **more,
@@ -184,6 +196,7 @@ def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress:
         "objective": aim.objective,
         "top_k": aim.top,
         "max_p_oom": aim.max_p_oom,
+        "distinct": aim.distinct,
         "max_memory": math.inf if aim.max_memory is None else aim.max_memory,
         "progress": None if progress is None else lambda done, of: progress("plans", done, of),
     }
@@ -216,6 +229,7 @@ def _search_counts(
         spec=aim.spec,
         progress=None if progress is None else lambda done, of: progress("counts of GPUs", done, of),
         max_p_oom=aim.max_p_oom,
+        distinct=aim.distinct,
         max_memory=math.inf if aim.max_memory is None else aim.max_memory,
         top_k=aim.top,
     )

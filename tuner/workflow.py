@@ -84,14 +84,19 @@ def _written(value: Any) -> Any:
     """Return a value as a job file holds it: digits as a number, the rest as text."""
     if isinstance(value, (list, tuple)):
         return [_written(item) for item in value]
-    return value if isinstance(value, dict) else int(value) if str(value).isascii() and str(value).isdigit() else str(value)
+    if isinstance(value, (dict, bool)):
+        return value
+    return int(value) if str(value).isascii() and str(value).isdigit() else str(value)
 
 
-def explain(**given: Any) -> ExplainAnswer:
-    """Return why a plan costs what it costs, what would make it legal and fit, and what one step in each knob changes."""
+def explain(*, progress: Progress | None = None, no_search: bool = False, **given: Any) -> ExplainAnswer:
+    """Return why a plan costs what it costs, what would make it legal and fit, what one step in each knob changes, and (unless
+    no_search) how it differs from the best plan.
+    """
     from tuner.explained import answer_explain
 
-    return answer_explain(*_one_plan(given))
+    told = None if progress is None else lambda done, of: progress("plans", done, of)
+    return answer_explain(*_one_plan(given), search=not no_search, progress=told)
 
 
 def validate(files: Any, *, calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:

@@ -14,9 +14,9 @@ from tests.jobs import calibration_of, gpt_job, moe_job
 from tests.search.small import one_by_one, small_space
 from tuner.cost_model.estimate import estimate
 from tuner.job import Job
-from tuner.plan import Plan
+from tuner.plan import ALL_LAYERS, FULL, Plan
 from tuner.search.blocks import blocks
-from tuner.search.exhaustive import Found, SweepResult, sweep
+from tuner.search.exhaustive import Found, Objective, SweepResult, sweep
 from tuner.search.space import Space, SpaceSpec, build_space, default_space
 
 
@@ -63,6 +63,31 @@ def test_counts_best_and_front_equal_single_estimates(space: Space, singles: lis
     assert result.leanest == min(singles, key=lambda f: (f.memory_bytes, f.step_s, f.index))
     assert result.plans >= result.legal
     assert result.plans_per_s == result.plans / result.seconds
+
+
+def group_of(plan: Plan) -> tuple[int, ...]:
+    kind = 0 if not plan.recompute else 1 if not plan.recompute & FULL else 2 if plan.recompute_layers < ALL_LAYERS else 3
+    return (plan.tp, plan.pp, plan.cp, plan.ep, plan.etp, plan.micro_batch, plan.zero, kind)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "memory"])
+@pytest.mark.parametrize("max_rows", [50, 100_000])
+def test_distinct_lists_the_best_of_each_group_and_counts_its_near_equals(
+    space: Space, singles: list[Found], objective: Objective, max_rows: int
+) -> None:
+    def value(f: Found) -> float:
+        return f.memory_bytes if objective == "memory" else f.step_s
+
+    groups: dict[tuple[int, ...], list[Found]] = {}
+    for f in sorted(fitting(singles), key=lambda f: (value(f), f.step_s, f.memory_bytes, f.index)):
+        groups.setdefault(group_of(space.plan_at(f.index)), []).append(f)
+    result = swept(space, objective=objective, top_k=6, distinct=True, max_rows=max_rows)
+    assert len(groups) > 6
+    assert list(result.best) == [members[0] for members in groups.values()][:6]
+    like = [sum(value(f) <= 1.005 * value(members[0]) for f in members) - 1 for members in groups.values()][:6]
+    assert list(result.like) == like
+    assert max(like) > 0
+    assert result.best[0] == swept(space, objective=objective, top_k=1).best[0]
 
 
 def test_objectives(space: Space, singles: list[Found]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from tuner.cli.guard import guarded
 from tuner.cli.options import JobOptions, PlanOptions, Show, given, unpacks
 
 SHORT = "Why, and what would be better"
 HELP = """\
-Why a plan is slow, illegal or too large; the nearest plan that runs; what one step in each knob changes.
+Why a plan is slow, illegal or too large; the nearest plan that runs; why a search does not choose it, compared with the best plan
+term by term; what one step in each knob changes.
 
 Every term of time and memory stands with its formula's source. The exit code is 0 whatever the plan is worth: estimate judges.
 
@@ -19,15 +24,26 @@ Examples:
 
 
 @unpacks
-def explain(job: JobOptions, plan: PlanOptions, show: Show) -> None:
+def explain(
+    job: JobOptions,
+    plan: PlanOptions,
+    no_search: Annotated[
+        bool, typer.Option("--no-search", help="Do not search the best plan to compare with", rich_help_panel="Plan")
+    ] = False,
+    *,
+    show: Show,
+) -> None:
     """Explain one plan."""
 
     def run() -> int:
         from tuner import workflow
+        from tuner.cli.output import Progress
         from tuner.cli.publish import publish
         from tuner.report.explain import explain_text
 
-        publish(workflow.explain(**given(job, plan)).record(), explain_text, show)
+        with Progress(show.quiet) as progress:
+            answer = workflow.explain(progress=progress, no_search=no_search, **given(job, plan))
+        publish(answer.record(), explain_text, show)
         return 0
 
     guarded(run, show)

@@ -146,6 +146,9 @@ class SearchOptions:
     max_memory: Annotated[
         Text, _opt("--max-memory", metavar="SIZE", text='Memory a GPU may use, like "70 GB" (all of it)', panel=SPACE)
     ] = None
+    max_p_oom: Annotated[
+        Text, _opt("--max-p-oom", metavar="SHARE", text="A plan fits when it runs out of memory less likely than this (5%)", panel=SPACE)
+    ] = None
     current: Annotated[
         Text,
         _opt("--current", metavar="PLAN", text="Your plan, ranked beside the best: tp=8,pp=2,recompute=full", panel=ANSWER),
@@ -158,6 +161,10 @@ class SearchOptions:
         Text, _opt("--deadline", metavar="TIME", text="With --gpus A..B and --tokens: cheapest count done in, say, 30d", panel=ANSWER)
     ] = None
     top: Annotated[Text, _opt("--top", "-k", metavar="N", text="Plans to rank (10)", panel=ANSWER)] = None
+    all: Annotated[
+        bool,
+        typer.Option("--all", help="Rank every plan; else the best of those that differ in small knobs only", rich_help_panel=ANSWER),
+    ] = False
     strategy: Annotated[
         Text,
         _opt("--strategy", metavar="NAME", text=f"{', '.join(STRATEGIES)} (exhaustive)", panel=ANSWER, complete=_words(*STRATEGIES)),
@@ -201,7 +208,7 @@ ARGUMENTS = frozenset(f.name for group in (JobOptions, SearchOptions, PlanOption
 def given(*groups: Any) -> dict[str, Any]:
     """Return the options of these groups that stand on the command line."""
     values = {f.name: getattr(group, f.name) for group in groups for f in dataclasses.fields(group)}
-    return {name: value for name, value in values.items() if value not in (None, [], ())}
+    return {name: value for name, value in values.items() if value not in (None, False, [], ())}
 
 
 def _filled(kind: Any, values: dict[str, Any]) -> Any:

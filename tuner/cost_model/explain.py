@@ -133,11 +133,11 @@ def does_not_fit(job: Job, plan: Plan, calibration: Calibration, result: Estimat
     terms = _terms(peak_memory(job, plan, calibration, worst))
     largest = max(terms, key=lambda t: t.value)
     flights = float(in_flight(plan, plan.microbatches(job.gpus, job.global_batch), worst))
-    detail = f" = {flights:.3g} micro batches in flight" if largest.name == "activations" else ""
+    detail = f" = {flights:.3g} in flight" if largest.name == "activations" else ""
     capacity = job.cluster.gpu.memory.value
     return (
         f"stage {worst} needs {float(result.memory_bytes) / 1e9:.1f} of {capacity / 1e9:.1f} GB "
-        f"({largest.what} {largest.value / 1e9:.1f}{detail})"
+        f"({largest.name.replace('_', ' ')} {largest.value / 1e9:.1f}{detail})"
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.report.estimate import broken_lines, headline, memory_lines, stage_table
 from tuner.report.table import Column, Page, Table, referenced
 from tuner.report.words import gigabytes, header, labelled, percent, probability, seconds, word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOST_KNOBS = 24
 
@@ -18,8 +21,10 @@ def explain_text(record: dict[str, Any], page: Page) -> str:
     lines += memory_lines(record, page)
     lines += broken_lines(record["broken"], page)
     lines += way_out(record, page)
+    lines += rival_lines(record, page)
     lines += ["", *time_table(record, page), "", *memory_table(record, page), "", *stage_table(record, page)]
     lines += ["", *stage_times(record, page)] if len(record["stages"]) > 1 else []
+    lines += ["", *rival_table(record, page)] if record["best"] and record["best"]["changes"] else []
     return "\n".join([*lines, "", *knob_table(record, page)])
 
 
@@ -34,6 +39,41 @@ def way_out(record: dict[str, Any], page: Page) -> list[str]:
     elif record["why_not_fit"] or not record["legal"]:
         lines += labelled("nearest", "no plan within three changed knobs is legal and fits; ask search", page)
     return lines
+
+
+def rival_lines(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the best plan of a search, and why this one was not chosen."""
+    best = record["best"]
+    if best is None:
+        return []
+    if not best["changes"]:
+        return labelled("best", "this is the best plan that a search finds", page)
+    changes = ", ".join(f"{c['knob'].replace('_', ' ')} {word(c['from'])} -> {word(c['to'])}" for c in best["changes"])
+    cost = f"{seconds(best['step_s'])} a step ({best['gain']:.2f}x as fast), {gigabytes(best['memory_bytes'])} GB"
+    return [*labelled("best", f"{changes}: {cost}", page), *labelled("", f"this plan is not chosen: {best['why_not']}", page)]
+
+
+def rival_table(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the terms in which this plan and the best one differ: those of 0.5 % of the step, or of the memory, and more."""
+    best = record["best"]
+
+    def side(terms: list[dict[str, Any]], own: float, other: float) -> list[tuple[str, float, float]]:
+        shown = [(term["name"].replace("_", " "), term["value"], term["best"]) for term in terms if abs(term["difference"]) >= own / 200]
+        rest = [own - sum(row[1] for row in shown), other - sum(row[2] for row in shown)]
+        return [*shown, ("all others", rest[0], rest[1]), ("total", own, other)]
+
+    def table(title: str, rows: list[tuple[str, float, float]], show: Callable[[float], str]) -> list[str]:
+        columns = [
+            Column(title, [name for name, _, _ in rows], left=True),
+            Column("this plan", [show(own) for _, own, _ in rows]),
+            Column("best", [show(other) for _, _, other in rows]),
+            Column("difference", [("+" if own >= other else "-") + show(abs(own - other)) for _, own, other in rows]),
+        ]
+        return Table(columns, styles={len(rows) - 1: page.bold}).lines(page)
+
+    time = side(best["time"], record["step_s"], best["step_s"])
+    memory = side(best["memory"], record["memory_bytes"], best["memory_bytes"])
+    return [*table("time against the best", time, seconds), "", *table("GB against the best", memory, gigabytes)]
 
 
 def time_table(record: dict[str, Any], page: Page) -> list[str]:

@@ -61,15 +61,18 @@ def space_lines(record: dict[str, Any], page: Page) -> list[str]:
     room = "" if space["max_memory_bytes"] is None else f" and at most {gigabytes(space['max_memory_bytes'])} GB"
     text = (
         f"{space['combinations']:,} combinations -> {space['legal']:,} legal -> {space['fit']:,} fit "
-        f"(P(OOM) < {percent(space['max_p_oom'], 0)} %{room}); "
+        f"(P(OOM) < {100 * space['max_p_oom']:g} %{room}); "
         f"priced {space['plans']:,} plans in {seconds(space['seconds'])}, {space['plans_per_s']:,.0f} a second"
     )
     if record["strategy"] in ("tpe", "gp"):
         text = (
             f"{record['strategy']} tried {space['plans']:,} legal plans of {space['combinations']:,} combinations, "
-            f"{space['fit']:,} of them fit (P(OOM) < {percent(space['max_p_oom'], 0)} %{room}), in {seconds(space['seconds'])}"
+            f"{space['fit']:,} of them fit (P(OOM) < {100 * space['max_p_oom']:g} %{room}), in {seconds(space['seconds'])}"
         )
     lines = labelled("space", text, page)
+    if space["thinned"]:
+        knobs = ", ".join(name.replace("_", " ") for name in space["thinned"])
+        lines += labelled("thinned", f"not every value of {knobs} was tried; -v lists those that were, --space takes others", page)
     held = [f"{knob} = {word(value)}" for knob, value in space["fix"].items()] + space["limits"]
     return lines + (labelled("limits", "; ".join(held), page) if held else [])
 
@@ -79,7 +82,8 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
     own = record["current"] is not None
     names = [str(row["rank"]) for row in record["ranking"]] + (["yours"] if own else [])
     pp = [row["plan"]["pp"] for row in rows]
-    columns = [Column("#", names), *knob_columns([row["plan"] for row in rows])]
+    like = [f"+{row['like']}" if row["like"] else "" for row in rows]
+    columns = [Column("#", names), Column("+", like, rank=1, left=True), *knob_columns([row["plan"] for row in rows])]
     columns += [
         Column("GB", [gigabytes(row["memory_bytes"]) for row in rows]),
         Column("stage", [place(row["worst_stage"], n) for row, n in zip(rows, pp, strict=True)], rank=7, left=True),
@@ -97,7 +101,10 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         styles[len(rows) - 1] = page.warn
     table = Table(columns, styles=styles)
     hidden = table.hidden(page)
-    note = labelled("", f"not shown at this width: {', '.join(hidden)}", page) if hidden else []
+    first = next((text for text in like if text), "")
+    alike = f"{first}: that many more plans differ from this one in smaller knobs and by less than 0.5 %; --all ranks each plan"
+    note = labelled("", alike, page) if first and "+" not in hidden else []
+    note += labelled("", f"not shown at this width: {', '.join(hidden)}", page) if hidden else []
     return [*table.lines(page), *map(page.dim, note)]
 
 
@@ -166,15 +173,25 @@ def sure_words(record: dict[str, Any]) -> str:
 def own_words(record: dict[str, Any], page: Page) -> list[str]:
     """Return how the person's plan stands to the best, what was assumed of it, and what is wrong with it."""
     own = record["current"]
-    lines = []
+    broken = [problem.removeprefix("error: ") for problem in own["problems"] if problem.startswith("error: ")]
+    lines = [line for text in broken for line in labelled("yours", f"is illegal: {text}", page)]
+    if own["why_not_fit"]:
+        lines += labelled("yours", f"does not fit: {own['why_not_fit']}", page)
     if own["gain"] is not None:
-        lines += labelled("yours", f"best is {own['gain']:.2f}x yours", page)
+        runs = own["legal"] and own["fits"]
+        lines += labelled("yours" if runs else "", gain_words(own["gain"], runs=runs), page)
     if own["assumed"]:
         knobs = ", ".join(f"{name.replace('_', ' ')} {word(own['plan'][name])}" for name in own["assumed"])
         lines += labelled("", f"taken for yours, as {record['job']['framework']} does: {knobs}", page)
     for problem in own["problems"]:
-        lines += labelled("", f"yours: {problem}", page)
+        lines += [] if problem.startswith("error: ") else labelled("", problem, page)
     return lines
+
+
+def gain_words(gain: float, *, runs: bool) -> str:
+    """Return how many times faster the best plan is than the person's, which may not run at all."""
+    words = f"{gain:.2f}x as fast as yours"
+    return f"best is {words}" if runs else f"if yours ran, best would be {words}"
 
 
 def count_table(record: dict[str, Any], page: Page) -> list[str]:

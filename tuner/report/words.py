@@ -56,11 +56,12 @@ def header(job: dict[str, Any], calibration: dict[str, Any], page: Page) -> list
     """Return the lines that say what is trained, on what, and with which figures."""
     size = show_count(job["parameters"])
     kind = "dense" if job["active_parameters"] == job["parameters"] else f"with {show_count(job['active_parameters'])} active"
+    rack = f", scale-up domains of {job['domain']}" if job["domain"] > job["gpus_per_node"] else ""
     nodes, node = job["gpus"] // job["gpus_per_node"], job["gpus_per_node"]
     task = job["task"] if job["task"] != "lora" else f"lora of rank {job['lora_rank']}"
     parts = [
         f"{job['model']} {size} {kind}",
-        f"{job['gpus']:,} x {job['gpu']}" + (f" ({nodes:,} nodes of {node})" if nodes > 1 else ""),
+        f"{job['gpus']:,} x {job['gpu']}" + (f" ({nodes:,} nodes of {node}{rack})" if nodes > 1 else ""),
         f"seq {job['seq_len']}, global batch {job['global_batch']}" + ("" if task == "pretrain" else f", {task}"),
         f"{job['framework']}{' ' + job['release'] if job['release'] else ''}, {job['precision']}, {job['attention']} attention",
         calibration_words(calibration),
@@ -132,4 +133,5 @@ def plan_words(plan: dict[str, Any]) -> str:
 def mfu_words(job: dict[str, Any]) -> str:
     """Return how MFU is counted for this job."""
     half = "causal half of " if job["attention"] == "flash" else ""
-    return f"model FLOPs with the {half}attention over {show_flops(job['peak_flops'])}, recompute not counted"
+    frozen = ", no weight gradients of frozen weights" if job["task"] == "lora" else ""
+    return f"model FLOPs with the {half}attention over {show_flops(job['peak_flops'])}, recompute not counted{frozen}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from tuner.cost_model.estimate import estimate
 from tuner.search.blocks import MAX_ROWS, Block, blocks
+from tuner.search.groups import Near, first_of_each, grouping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,8 +46,9 @@ class SweepResult:
 
     combinations: plans of the product of the axes, all of them judged by the rules; plans: those whose time and memory were
     computed (rules dropped the others by whole values of an axis); legal: plans that the rules and limits allow; fit: legal plans
-    that fit. best: the first few by the objective. pareto: fitting plans that no other beats in both step time and memory, by
-    memory. leanest: the legal plan that needs the least memory. seconds: wall time of the sweep.
+    that fit. best: the first few by the objective, of distinct groups where these were asked for. pareto: fitting plans that no
+    other beats in both step time and memory, by memory. leanest: the legal plan that needs the least memory. like: of how many
+    near equals each of `best` is the best (groups.py; None: too many to count). seconds: wall time of the sweep.
     """
 
     space: Space
@@ -59,6 +61,7 @@ class SweepResult:
     best: tuple[Found, ...]
     pareto: tuple[Found, ...]
     leanest: Found | None
+    like: tuple[int | None, ...] = ()
 
     @property
     def plans_per_s(self) -> float:
@@ -103,13 +106,17 @@ def _none() -> Rows:
 
 @dataclass(slots=True)
 class Kept:
-    """What is kept of the blocks seen: bounded by top_k and by the front's length."""
+    """What is kept of the blocks seen: bounded by top_k and by the front's length. group: numbers plans by their group, so that
+    `best` has the best plan of each and `near` the plans that may be as good as it.
+    """
 
     objective: Objective
     top_k: int
+    group: Callable[[Ints], Ints] | None = None
     best: Rows = field(default_factory=_none)
     front: Rows = field(default_factory=_none)
     leanest: Rows = field(default_factory=_none)
+    near: Near | None = field(default_factory=Near)
 
     def _keys(self, rows: Rows) -> tuple[Floats, Floats]:
         return (rows.memory, rows.step_s) if self.objective == "memory" else (rows.step_s, rows.memory)
@@ -121,15 +128,34 @@ class Kept:
 
     def _see_best(self, rows: Rows) -> None:
         first, _ = self._keys(rows)
-        if len(self.best.index) >= self.top_k:
-            bar = self._keys(self.best)[0][-1]
-        elif len(first) > self.top_k:
-            bar = np.partition(first, self.top_k - 1)[self.top_k - 1]
-        else:
-            bar = np.inf
+        bar = self._keys(self.best)[0][-1] if len(self.best.index) >= self.top_k else self._first_bar(rows, first)
         both = self.best.join(rows.take(np.flatnonzero(first <= bar)))
-        first, second = self._keys(both)
-        self.best = both.take(np.lexsort((both.index, second, first))[: self.top_k])
+        ahead, second = self._keys(both)
+        order = np.lexsort((both.index, second, ahead))
+        if self.group is not None:
+            order = order[first_of_each(self.group(both.index[order]))]
+        self.best = both.take(order[: self.top_k])
+        if self.group is not None and self.near is not None:
+            full = len(self.best.index) >= self.top_k
+            self.near = self.near.join(rows.index, first, self._keys(self.best)[0][-1] if full else np.inf)
+
+    def _first_bar(self, rows: Rows, first: Floats) -> float:
+        """Return a value of the objective that top_k plans (of distinct groups) of these rows do not exceed."""
+        many = self.top_k
+        while many < len(first):
+            bar = float(np.partition(first, many - 1)[many - 1])
+            if self.group is None or len(np.unique(self.group(rows.index[first <= bar]))) >= self.top_k:
+                return bar
+            many *= 16
+        return math.inf
+
+    def like(self) -> tuple[int | None, ...]:
+        """Return how many other plans of its group come near each of the best."""
+        if self.group is None:
+            return ()
+        if self.near is None:
+            return (None,) * len(self.best.index)
+        return self.near.count(self.group, self.best.index, self._keys(self.best)[0])
 
     def see_legal(self, rows: Rows) -> None:
         """Take note of legal plans, for the one that needs the least memory."""
@@ -166,14 +192,15 @@ def sweep(
     progress: Callable[[int, int], None] | None = None,
     estimator: Estimator = estimate,
     max_rows: int = MAX_ROWS,
+    distinct: bool = False,
 ) -> SweepResult:
-    """Return the best plans of `space` for `job`, having looked at all of them.
+    """Return the best plans of `space` for `job`, having looked at all of them; with `distinct` the best plan of each group.
 
     A plan fits when it runs out of memory with a probability below max_p_oom and needs at most max_memory bytes. Ties in the
     objective go to the plan that is better in the other of time and memory, then to the lower index, so the result does not depend
     on the blocks. progress(judged, of) counts plans of the product.
     """
-    kept = Kept(objective, max(top_k, 1))
+    kept = Kept(objective, max(top_k, 1), grouping(space) if distinct else None)
     plans = legal = fit = judged = 0
     start = time.perf_counter()
     for block in blocks(space, max_rows=max_rows):
@@ -198,6 +225,7 @@ def sweep(
         best=kept.best.found()[:top_k],
         pareto=kept.front.found(),
         leanest=next(iter(kept.leanest.found()), None),
+        like=kept.like()[:top_k],
     )
 
 

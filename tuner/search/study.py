@@ -18,6 +18,7 @@ from tuner.errors import one_problem
 from tuner.search.blocks import conditional_choices
 from tuner.search.exhaustive import MAX_P_OOM, Found, Kept, Rows, SweepResult
 from tuner.search.gaussian import expected_improvement, features, fit_process, probability_below
+from tuner.search.groups import grouping
 from tuner.search.pool import Pool, draw_pool
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def study(
     max_memory: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
     evaluate: Evaluate | None = None,
+    distinct: bool = False,
 ) -> SweepResult:
     """Return what `trials` evaluations found, in the form of a sweep's result (plans and legal count the evaluated ones).
 
@@ -85,7 +87,7 @@ def study(
         run.tell(*proposals.ask())
         if progress is not None:
             progress(len(run.seen), budget)
-    return run.result(top_k, time.perf_counter() - start)
+    return run.result(top_k, time.perf_counter() - start, distinct)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,8 +129,8 @@ class _Run:
         trial.set_constraint("memory", self.excess(found))
         self.study.tell(trial, self.value(found))
 
-    def result(self, top_k: int, seconds: float) -> SweepResult:
-        kept = Kept(self.objective, max(top_k, 1))
+    def result(self, top_k: int, seconds: float, distinct: bool) -> SweepResult:
+        kept = Kept(self.objective, max(top_k, 1), grouping(self.space) if distinct else None)
         rows = Rows.of(list(self.seen.values()))
         fitting = rows.take(np.flatnonzero([self.fits(found) for found in self.seen.values()]))
         if len(fitting.index):
@@ -146,6 +148,7 @@ class _Run:
             best=kept.best.found()[:top_k],
             pareto=kept.front.found(),
             leanest=next(iter(kept.leanest.found()), None),
+            like=kept.like()[:top_k],
         )
 
 
