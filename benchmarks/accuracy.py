@@ -1,10 +1,11 @@
 """How wrong the model is on published rows: tables by source, GPU, precision or kind, and the worst rows.
 
     python benchmarks/accuracy.py published/*.jsonl [--calibration none|auto|NAME|FILE] [--by source|gpu|precision|framework|release|kind]
-        [--worst 10] [--ids PREFIX] [--terms] [--series] [--markdown] [--json]
+        [--worst 10] [--ids PREFIX] [--terms] [--series] [--markdown] [--json] [--write README.md]
 
 Errors of time count pretraining rows that their publisher did not supersede. `ran out` and `fits` say how many rows of each outcome
-were predicted right.
+were predicted right. `--write FILE` puts what `tuner validate` says of these rows, with calibration auto and with none, between the
+`<!-- accuracy -->` marks of FILE.
 """
 
 from __future__ import annotations
@@ -129,6 +130,68 @@ def describe(item: v.Scored, calibration: Any, *, terms: bool) -> None:
         print("       " + "  ".join(f"{name} {float(value):.3f}" for name, value in leaves(step).items()))
 
 
+MARKS = ("<!-- accuracy -->", "<!-- /accuracy -->")
+
+
+def summary_table(documents: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the summaries of `tuner validate` as Markdown, a column for each calibration."""
+
+    def row(name: str, cell: Callable[[dict[str, Any]], str]) -> str:
+        return " | ".join([f"| {name}", *(cell(each["summary"]) for each in documents.values())]) + " |"
+
+    def errors(kind: str, name: str) -> list[str]:
+        return [
+            row(f"{name}: runs", lambda s: f"{s[kind]['n']:,}"),
+            row(
+                f"{name}: median error, 90th percentile",
+                lambda s: f"{percent(s[kind]['median_abs_err'])}, {percent(s[kind]['p90_abs_err'])}",
+            ),
+            row(f"{name}: mean error with its sign", lambda s: percent(s[kind]["bias"])),
+            row(f"{name}: inside the 90 % range", lambda s: percent(s[kind]["coverage90"])),
+        ]
+
+    def share(right: str, wrong: str) -> Callable[[dict[str, Any]], str]:
+        return lambda s: f"{s['fit'][right]:,} of {s['fit'][right] + s['fit'][wrong]:,}"
+
+    return [
+        "| | " + " | ".join(f"`--calibration {name}`" for name in documents) + " |",
+        "|---|" + "---|" * len(documents),
+        *errors("time", "step time"),
+        *errors("memory", "memory"),
+        row("runs that fitted, predicted to fit", share("true_fit", "false_oom")),
+        row("runs out of memory, predicted so", share("true_oom", "false_fit")),
+        row("order of layouts: series, Kendall's tau", lambda s: f"{len(s['series'])}, {number(s['mean_kendall_tau'])}"),
+        row("regret: predicted fastest against fastest", lambda s: percent(s["mean_regret"])),
+    ]
+
+
+def number(value: float | None) -> str:
+    """Return a rank correlation, or a dash."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def write_block(path: Path, lines: Sequence[str]) -> None:
+    """Put lines between the marks of a file. Exits when it has not both marks, once each and in order."""
+    text = path.read_text(encoding="utf-8")
+    first, last = MARKS
+    if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
+        sys.exit(f"{path}: must hold {first} and then {last}, once each")
+    before, after = text[: text.index(first) + len(first)], text[text.index(last) :]
+    path.write_text("\n".join([before, *lines, after]), encoding="utf-8")
+
+
+def write_summary(path: Path, files: Sequence[Path]) -> None:
+    """Write what `tuner validate` says of these files into the accuracy block of a document."""
+    documents = {}
+    for name in ("auto", "none"):
+        scored, skipped = v.score_files(list(files), name)
+        documents[name] = v.document(scored, skipped)
+    scored_rows, left_out = (len(documents["auto"][part]) for part in ("rows", "skipped"))
+    write_block(
+        path, [f"{scored_rows:,} public runs scored, {left_out:,} skipped (they do not state enough).", "", *summary_table(documents)]
+    )
+
+
 def main() -> None:
     """Read, predict and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,8 +204,15 @@ def main() -> None:
     parser.add_argument("--series", action="store_true", help="one line for each series")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", action="store_true", help="the summary as JSON")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the summary into the accuracy block of a document")
     args = parser.parse_args()
     started = time.perf_counter()
+    if args.write is not None:
+        try:
+            write_summary(args.write, args.files)
+        except (TunerError, OSError) as error:
+            sys.exit(str(error))
+        return
     try:
         scored, skipped = v.score_files(args.files, args.calibration)
     except TunerError as error:

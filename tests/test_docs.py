@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from typer.testing import CliRunner
 
 import tuner
 from tests.terminal import ROOT
+from tests.test_cli import ROW
 from tuner import presets
 from tuner.cli import app
 from tuner.load import load_file
@@ -66,3 +70,43 @@ def test_examples_of_the_help_pages_parse(verb: str) -> None:
         assert result.exit_code == 0, line
         for option in (word for word in words if word.startswith("-")):
             assert re.search(rf"(^|[\s,]){re.escape(option)}\b", help_of(verb)), option
+
+
+def test_the_sample_of_the_readme_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command still runs, and prints the same parts; the figures are those of the day."""
+    monkeypatch.setenv("COLUMNS", "120")
+    samples = re.findall(r"^\$ tuner (.+)\n((?:.+\n|\n)+?)```", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert samples
+    for command, printed in samples:
+        result = CliRunner().invoke(app, shlex.split(command))
+        assert result.exit_code == 0, result.stderr
+        assert labels(result.stdout) == labels(printed)
+
+
+def labels(report: str) -> list[str]:
+    """The first line, and the words at the left of the others."""
+    return [report.splitlines()[0], *re.findall(r"^[a-z]+\b", report, re.MULTILINE)[1:]]
+
+
+def test_the_accuracy_table_goes_between_its_marks(tmp_path: Path) -> None:
+    document, rows = tmp_path / "page.md", tmp_path / "rows.jsonl"
+    document.write_text("before\n<!-- accuracy -->\nold\n<!-- /accuracy -->\nafter\n")
+    rows.write_text(json.dumps(ROW) + "\n")
+    script = [sys.executable, str(ROOT / "benchmarks/accuracy.py"), "--write", str(document), str(rows)]
+    for _ in range(2):  # again: the block is replaced
+        subprocess.run(script, check=True, timeout=120)
+    text = document.read_text()
+    assert text.startswith("before\n<!-- accuracy -->\n1 public runs scored")
+    assert text.endswith("<!-- /accuracy -->\nafter\n")
+    assert "old" not in text
+    assert text.count("| step time: runs | 1 | 1 |") == 1
+    said = tuner.validate(rows).record()["summary"]["time"]["median_abs_err"]
+    assert f"{100 * said:.1f}%" in text
+    document.write_text("no marks")
+    assert subprocess.run(script, check=False, capture_output=True, timeout=120).returncode == 1
+    assert document.read_text() == "no marks"
+
+
+def test_the_readme_has_the_marks_of_the_accuracy_table_and_names_its_command() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert re.search(r"<!-- accuracy -->\n(.|\n)+<!-- /accuracy -->\n\n`python benchmarks/accuracy.py --write README.md", text)

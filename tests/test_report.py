@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 from hypothesis import given
@@ -93,7 +94,7 @@ def found() -> dict[str, object]:
 def test_a_ranking_fits_the_page(found: dict[str, object], width: int, detail: int) -> None:
     text = search_text(found, Page(width=width), detail=detail)
     assert max(map(len, text.splitlines())) <= width
-    assert "best is" in text
+    assert re.search(r"best (is|would\s+be)", text)
     assert "yours" in text
     assert "limits" in text
     for knob in ("tp", "pp", "mb"):
@@ -106,6 +107,68 @@ def test_wider_pages_show_more(found: dict[str, object]) -> None:
     assert "not shown at this width" not in wide
     for title in ("recompute", "zero", "90 % range", "days", "cost", "basis", "P(OOM)"):
         assert title in wide
+
+
+QUESTION = {"model": "llama3-70b", "cluster": "h100x64", "seq_len": 8192, "global_batch": 512}
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_one_s_own_plan_that_does_not_run_is_said_so_with_stage_and_rule() -> None:
+    record = tuner.search(**QUESTION, current="tp=8,pp=4,vpp=3", top=1).record()
+    text = flat(search_text(record, Page()))
+    assert "is illegal: pp*vpp = 4*3 must divide layers = 80" in text
+    assert re.search(r"does not fit: stage 0 needs [\d.]+ of 84.9 GB \(activations [\d.]+ = [\d.]+ in flight\); P\(OOM\)", text)
+    assert "if yours ran, best would be" in text
+    assert not record["current"]["legal"]
+    assert not record["current"]["fits"]
+    fine = tuner.search(**QUESTION, current="tp=8,pp=4,recompute=full,sp=true", top=1).record()
+    assert (fine["current"]["legal"], fine["current"]["fits"], fine["current"]["why_not_fit"]) == (True, True, "")
+    assert "yours best is" in flat(search_text(fine, Page()))
+
+
+def test_near_equals_are_counted_and_the_count_is_explained() -> None:
+    record = tuner.search(**QUESTION, top=3).record()
+    count = next(row["like"] for row in record["ranking"] if row["like"])
+    text = flat(search_text(record, Page()))
+    assert f" +{count} " in text
+    assert f"+{count}: that many more plans differ from this one" in text
+    every = tuner.search(**QUESTION, top=3, all=True).record()
+    assert [row["like"] for row in every["ranking"]] == [None] * 3
+    assert "that many more" not in search_text(every, Page())
+    assert every["ranking"][0]["plan"] == record["ranking"][0]["plan"]
+
+
+def test_the_limit_of_p_oom_and_thinned_axes_are_named() -> None:
+    record = tuner.search(**QUESTION, max_p_oom="12.5%", top=1).record()
+    assert "fit (P(OOM) < 12.5 %)" in flat(search_text(record, Page()))
+    assert record["space"]["max_p_oom"] == 0.125
+    assert "thinned" not in search_text(record | {"space": record["space"] | {"thinned": []}}, Page())
+    thinned = record | {"space": record["space"] | {"thinned": ["vpp", "pipeline_layout"]}}
+    assert "thinned not every value of vpp, pipeline layout was tried" in flat(search_text(thinned, Page()))
+
+
+def test_a_plan_is_compared_with_the_best_term_by_term() -> None:
+    answer = tuner.explain(**QUESTION, plan="tp=8,pp=4,recompute=full,sp=true").record()
+    best = answer["best"]
+    found = tuner.search(**QUESTION, top=1).record()["ranking"][0]
+    assert best["plan"] == found["plan"]
+    assert best["step_s"] == found["step_s"]
+    for terms, own, other in (("time", "step_s", "step_s"), ("memory", "memory_bytes", "memory_bytes")):
+        assert sum(term["value"] for term in best[terms]) == pytest.approx(answer[own], rel=1e-12)
+        assert sum(term["best"] for term in best[terms]) == pytest.approx(best[other], rel=1e-12)
+    gaps = [abs(term["difference"]) for term in best["time"]]
+    assert gaps == sorted(gaps, reverse=True)
+    text = flat(explain_text(answer, Page()))
+    assert "not chosen: it is slower" in text
+    assert "time against the best this plan best difference recompute" in text
+    assert tuner.explain(**QUESTION, plan="tp=8,pp=4", no_search=True).record()["best"] is None
+    knobs = {name: value for name, value in best["plan"].items() if name not in ("dp", "edp")}
+    again = tuner.explain(**QUESTION, plan=knobs).record()
+    assert (again["best"]["changes"], again["best"]["why_not"]) == ([], "")
+    assert "this is the best plan that a search finds" in explain_text(again, Page())
 
 
 def test_colours_only_when_asked(found: dict[str, object]) -> None:

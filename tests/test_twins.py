@@ -29,9 +29,23 @@ def as_json(answer: Any) -> Any:
 
 
 def test_search() -> None:
-    ours = as_json(tuner.search(**TINY, fix={"tp": 2}, limit=["pp<=2"], top=4, current={"tp": 4}, max_memory=40e9))
+    ours = as_json(tuner.search(**TINY, fix={"tp": 2}, limit=["pp<=2"], top=4, all=True, current={"tp": 4}, max_memory=40e9, max_p_oom=0.2))
     theirs = printed(
-        "search", *TINY_OPTIONS, "--fix", "tp=2", "--limit", "pp<=2", "--top", "4", "--current", "tp=4", "--max-memory", "40 GB"
+        "search",
+        *TINY_OPTIONS,
+        "--fix",
+        "tp=2",
+        "--limit",
+        "pp<=2",
+        "--top",
+        "4",
+        "--all",
+        "--current",
+        "tp=4",
+        "--max-memory",
+        "40 GB",
+        "--max-p-oom",
+        "20%",
     )
     for record in (ours, theirs):
         assert record["space"].pop("seconds") > 0
@@ -71,6 +85,8 @@ def test_estimate_and_explain() -> None:
     for verb in (tuner.estimate, tuner.explain):
         ours = as_json(verb(**TINY, plan="tp=2,pp=2", tokens="1B"))
         assert ours == printed(verb.__name__, *TINY_OPTIONS, "--plan", "tp=2,pp=2", "--tokens", "1B")
+    ours = as_json(tuner.explain(**TINY, plan="tp=2,pp=2", no_search=True))
+    assert ours == printed("explain", *TINY_OPTIONS, "--plan", "tp=2,pp=2", "--no-search")
 
 
 def test_presets() -> None:

@@ -12,7 +12,7 @@ from tuner import presets
 from tuner.errors import PlanError, SpecError
 from tuner.plan import FULL, Plan
 from tuner.plan_defaults import complete
-from tuner.request import JOB_KEYS, SEARCH_KEYS, gpu_counts, knobs, money, quantity, read_job, read_ramp_up, read_request, whole
+from tuner.request import JOB_KEYS, SEARCH_KEYS, fraction, gpu_counts, knobs, money, quantity, read_job, read_ramp_up, read_request, whole
 
 GPT3: dict[str, Any] = {"model": "gpt3-175b", "cluster": "a100x1024", "seq_len": 2048, "global_batch": 1536}
 
@@ -41,6 +41,33 @@ def test_quantities_and_money() -> None:
     for bad in ("free", "-1", "nan", "inf", True):
         with pytest.raises(SpecError):
             money(bad, "price")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("20%", 0.2), ("20 %", 0.2), ("0.2", 0.2), (0.2, 0.2), ("100%", 1.0), (1, 1.0), ("0.5%", 0.005)]
+)
+def test_fractions(text: Any, value: float) -> None:
+    assert fraction(text, "max_p_oom") == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["0", "-5%", "101%", "nan", "inf", "x", "%", "", True, None, "0.2 %%"])
+def test_fractions_refuse(text: Any) -> None:
+    with pytest.raises(SpecError, match="must be a probability"):
+        fraction(text, "max_p_oom")
+
+
+def test_a_bare_percentage_is_offered_with_its_sign() -> None:
+    with pytest.raises(SpecError, match="did you mean 20%"):
+        fraction("20", "max_p_oom")
+
+
+def test_a_job_file_says_all_and_max_p_oom(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: tiny\ncluster: h100x8\nseq_len: 128\nglobal_batch: 64\nmax_p_oom: 20%\nall: true\ntop: 2\n")
+    answer = tuner.search(job=str(path))
+    assert not answer.distinct
+    assert answer.space["max_p_oom"] == 0.2
+    assert tuner.search(job=str(path), all=False, max_p_oom="10%").distinct
 
 
 def test_counts_of_gpus() -> None:
