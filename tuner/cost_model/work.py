@@ -96,33 +96,27 @@ class Operators:
 
     def linear(self, m: Floats, n: Floats, k: Floats) -> Part:
         """A linear layer of m tokens, k inputs, n outputs, with the casts of a quantised precision. LoRA trains no weights here."""
-        dgrad = self.gemm(m, k, n)
-        wgrad = self.gemm(k, n, m) if self.trains_weights else 0.0
-        cast_in = self.stream(self.cast_bytes * m * k) if self.cast_bytes else 0.0
-        cast_out = self.stream(self.cast_bytes * m * n) if self.cast_bytes else 0.0
-        return Part(
-            forward=Work(gemm=self.gemm(m, n, k), memory_bound=cast_in),
-            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out),
-            wgrad=wgrad,
-        )
+        forward, dgrad, wgrad = self.gemm(*_three_products(m, n, k))
+        return self._trained(m, n, k, forward, dgrad, wgrad)
 
     def grouped_linear(self, rows: Floats, n: Floats, k: Floats) -> Part:
         """The same for `rows` (token, expert) pairs spread evenly over the local experts."""
         experts = np.maximum(self.shard.experts, 1)
-        each = np.maximum(rows / experts, 1.0)
+        sizes = _three_products(np.maximum(rows / experts, 1.0), n, k)
+        seconds = grouped_gemm_seconds(
+            sizes[0], experts, sizes[1], sizes[2], precision=self.job.precision, gpu=self.gpu, calibration=self.calibration
+        )
+        forward, dgrad, wgrad = seconds / self.calibration["grouped_sustained"]
+        return self._trained(rows, n, k, forward, dgrad, wgrad)
 
-        def seconds(m: Floats, n: Floats, k: Floats) -> Floats:
-            return (
-                grouped_gemm_seconds(m, experts, n, k, precision=self.job.precision, gpu=self.gpu, calibration=self.calibration)
-                / self.calibration["grouped_sustained"]
-            )
-
-        wgrad = seconds(1.0 * k, n, each) if self.trains_weights else 0.0
-        cast_in = self.stream(self.cast_bytes * rows * k) if self.cast_bytes else 0.0
-        cast_out = self.stream(self.cast_bytes * rows * n) if self.cast_bytes else 0.0
+    def _trained(self, m: Floats, n: Floats, k: Floats, forward: Floats, dgrad: Floats, wgrad: Floats) -> Part:
+        if not self.trains_weights:
+            wgrad = 0.0
+        cast_in = self.stream(self.cast_bytes * m * k) if self.cast_bytes else 0.0
+        cast_out = self.stream(self.cast_bytes * m * n) if self.cast_bytes else 0.0
         return Part(
-            forward=Work(gemm=seconds(each, n, k), memory_bound=cast_in),
-            backward=Work(gemm=seconds(each, k, n) + wgrad, memory_bound=cast_out),
+            forward=Work(gemm=forward, memory_bound=cast_in),
+            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out),
             wgrad=wgrad,
         )
 
@@ -176,3 +170,11 @@ class Operators:
         hidden = self.calibration["tp_async_fraction"] * beside
         backward = self.behind_products(np.where(sharded, scatter + gather, reduce), hidden)
         return Part(forward=Work(tp_comm=np.where(sharded, gather, 0.0)), backward=Work(tp_comm=backward))
+
+
+def _three_products(m: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the sizes of y = x w, dx and dw, (m, n, k), (m, k, n) and (k, n, m), along a new leading axis: one evaluation of the
+    curves for the three.
+    """
+    m, n, k = np.broadcast_arrays(1.0 * m, 1.0 * n, 1.0 * k)
+    return np.stack((m, m, k)), np.stack((n, k, n)), np.stack((k, n, m))
