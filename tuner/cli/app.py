@@ -16,8 +16,8 @@ Finds the best parallelism configuration for training a large language model.
 
 \b
 Examples:
-  tuner search --model llama3-70b --cluster h100x64 --seq 8192 --global-batch 512
-  tuner estimate --model gpt3-175b --cluster a100x1024 --seq 2048 --global-batch 1536 --plan tp=8,pp=8
+  tuner search -m llama3-70b -c h100x64 -s 8192 -b 512
+  tuner estimate -m gpt3-175b -c a100x1024 -s 2048 -b 1536 -p tp=8,pp=8
   tuner presets models
 
 Results go to stdout, progress and words to stderr. Exit codes: 0 ok, 1 nothing feasible, 2 bad input, 3 illegal or does not fit,

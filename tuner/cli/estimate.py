@@ -14,8 +14,8 @@ priced all the same: the broken rules are listed and the exit code is 3.
 
 \b
 Examples:
-  tuner estimate -m gpt3-175b -c a100x1024 -s 2048 -b 1536 --plan tp=8,pp=8,sequence_parallel=true,recompute=selective
-  tuner estimate -m config.json -c h100x64 -s 8k -b 512 -p tp=4,pp=4,zero=1 --tokens 15T --price 2.5 --json
+  tuner estimate -m gpt3-175b -c a100x1024 -s 2048 -b 1536 -p tp=8,pp=8,sp=true
+  tuner estimate -m config.json -c h100x64 -s 8k -b 512 -p tp=4,pp=4 --json
 """
 
 

@@ -19,7 +19,7 @@ Every term of time and memory stands with its formula's source. The exit code is
 \b
 Examples:
   tuner explain -m llama3-70b -c h100x64 -s 8k -b 512 -p tp=2,pp=4,zero=1
-  tuner explain -m mixtral-8x7b -c h100x64 -s 4096 -b 256 -p tp=2,ep=8 --framework torchtitan
+  tuner explain -m mixtral-8x7b -c h100x64 -s 4k -b 256 -p tp=2,ep=8 --no-search
 """
 
 

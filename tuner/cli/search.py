@@ -21,9 +21,10 @@ is asked for. With --out DIR the answer is written as search.json, ranking.csv a
 \b
 Examples:
   tuner search -m llama3-70b -c h100x64 -s 8192 -b 512
-  tuner search -m gpt3-175b -c a100x1024 -s 2048 -b 1536 --current tp=8,pp=8,recompute=full
-  tuner search -m llama3-70b -c h100x64 -s 8k -b 512 --fix tp=8 --limit "pp<=4" --max-memory "70 GB"
-  tuner search -m llama3-70b -c h100 --gpus 256..1024 -s 8k -b 1024 --tokens 2T --deadline 30d --price 2.5
+  tuner search -m llama3-70b -c h100x64 -s 8k -b 512 --current tp=8,pp=4
+  tuner search -m mixtral-8x7b -c h100x64 -s 4k -b 256 --fix tp=2 --limit "ep<=8"
+  tuner search --job llama3-70b-h100x64 --max-memory "70 GB" --max-p-oom 20%
+  tuner search --job llama3-70b-30-days --gpus 256..1024 --price 2.5
 """
 
 

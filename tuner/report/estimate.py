@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.report.table import Column, Page, Table
+from tuner.report.table import Column, Page, Table, hidden_note
 from tuner.report.words import (
     gigabytes,
     header,
@@ -97,4 +97,5 @@ def stage_table(record: dict[str, Any], page: Page) -> list[str]:
         Column("in flight", [f"{stage['in_flight']:g}" for stage in shown], rank=20),
     ]
     columns += [Column(name.replace("_", " "), [gigabytes(each[name]) for each in terms], rank=1 + largest.index(name)) for name in names]
-    return Table(columns).lines(page)
+    table = Table(columns)
+    return [*table.lines(page), *hidden_note(table, page)]

@@ -37,7 +37,7 @@ def kinds_text(record: Sequence[dict[str, Any]], page: Page) -> str:
             Column("what", [each["about"] for each in record], rank=1, left=True),
         ]
     ).lines(page)
-    return "\n".join([*lines, "", "tuner presets KIND lists them; tuner presets KIND NAME shows one with its sources"])
+    return "\n".join([*lines, "", *wrapped("tuner presets KIND lists them; tuner presets KIND NAME shows one with its sources", page)])
 
 
 def list_text(record: Sequence[dict[str, Any]], page: Page) -> str:
@@ -76,9 +76,8 @@ def cell(key: str, value: Any) -> str:
 
 
 def domain_words(domain: dict[str, Any]) -> str:
-    """Return a network domain: nvlink 8 at 450 GB/s."""
-    size = "" if domain.get("size") is None else f" {domain['size']}"
-    return f"{domain.get('name', '')}{size} at {show_rate(domain['bandwidth'])}"
+    """Return a network domain: 8 at 450 GB/s; its name stands with the preset itself."""
+    return f"{'all' if domain.get('size') is None else domain['size']} at {show_rate(domain['bandwidth'])}"
 
 
 def word(value: Any) -> str:

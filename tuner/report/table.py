@@ -85,6 +85,12 @@ class Table:
         return [c.title for c in self.columns if c not in shown and any(cell.strip() for cell in c.cells)]
 
 
+def hidden_note(table: Table, page: Page) -> list[str]:
+    """Return the lines that name the columns for which the page has no room."""
+    hidden = ", ".join(table.hidden(page))
+    return [page.dim(line) for line in wrapped(f"not shown at this width: {hidden}", page)] if hidden else []
+
+
 def _width(columns: Sequence[Column], indent: int) -> int:
     cells = [max([len(c.title), *(len(cell) for cell in c.cells)]) for c in columns]
     return indent + sum(cells) + len(GAP) * (len(cells) - 1)
