@@ -120,6 +120,9 @@ class Job(Spec):
         gpu = self.cluster.gpu
         if not any(name in gpu.peak for name in PEAK_OF[self.precision]):
             raise ValueError(f"{gpu.name} has no {self.precision}: it has {', '.join(gpu.peak)}")
+        if self.ramp_up and (self.ramp_up.start > self.global_batch or (self.global_batch - self.ramp_up.start) % self.ramp_up.increment):
+            ramp = f"start {self.ramp_up.start} by {self.ramp_up.increment}"
+            raise ValueError(f"ramp_up from {ramp} must reach global_batch = {self.global_batch} in whole steps")
         if self.model.positions == "learned" and self.model.max_positions and self.seq_len > self.model.max_positions:
             raise ValueError(f"seq_len = {self.seq_len} exceeds the model's {self.model.max_positions} learned positions")
         return self

@@ -12,6 +12,8 @@ from tuner.plan import ALL_LAYERS, CP_KINDS, FULL, OFFLOADS, RECOMPUTE_MODULES, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tuner.model import Model
+
 _LARGEST = 10_000_000
 _LAYOUT = re.compile(r"(?:embedding=(\d{1,3}))?(?:\+?loss=(\d{1,3}))?")
 
@@ -39,6 +41,19 @@ def parse_recompute(text: str) -> dict[str, int]:
             raise ValueError(nearest(module, ["none", "full", "selective", *RECOMPUTE_MODULES]))
         mask |= RECOMPUTE_MODULES[module]
     return {"recompute": mask, "recompute_layers": ALL_LAYERS}
+
+
+def default_recompute(text: str, model: Model) -> dict[str, int]:
+    """Return the plan fields of a framework's default: what it does to an MLP it does to the experts that stand in its place.
+
+    torchtitan activation_checkpoint.py (selective): of the matrix products a layer saves every other torch.mm, and recomputes grouped ones.
+    """
+    fields, moe = parse_recompute(text), model.moe
+    mlp = RECOMPUTE_MODULES["mlp"]
+    if moe is None or fields["recompute"] & FULL or not fields["recompute"] & mlp:
+        return fields
+    kept = fields["recompute"] if moe.first_dense_layers or moe.every > 1 else fields["recompute"] & ~mlp
+    return fields | {"recompute": kept | RECOMPUTE_MODULES["moe"]}
 
 
 def layout_text(embedding_layers: int, loss_layers: int) -> str:

@@ -129,3 +129,11 @@ def test_moe_expert_tensor_parallelism_defaults_to_tp_in_megatron():
     assert read(row).plan.etp == 4
     assert "etp=4" in read(row).assumed
     assert read(changed(row, config={"etp": 1})).plan.etp == 1
+
+
+def test_expert_tensor_parallelism_that_leaves_no_room_for_ep_was_1():
+    """Megatron-Bridge 25.09: Qwen3 235B on 64 GB200 at tp 2 and ep 64, so that etp 2 would need 128 ranks."""
+    moe = {"experts": 128, "top_k": 8, "expert_ffn_hidden": 1536}
+    row = changed(model={"moe": moe, "gated_mlp": True}, cluster={"gpus": 64}, config={"ep": 64, "tp": 2, "pp": 1}, framework="nemo")
+    assert read(row).plan.etp == 1
+    assert "etp=1" in read(row).assumed

@@ -210,6 +210,10 @@ def test_missing_and_huge_files_are_refused(tmp_path):
         read_files([Path(tmp_path)])
 
 
+def test_a_node_that_no_cluster_has_is_skipped():
+    assert "size = 2147483649" in skipped(changed(cluster={"gpus_per_node": 2**31 + 1}))
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

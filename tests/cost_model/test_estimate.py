@@ -129,3 +129,10 @@ def test_rates_by_hand() -> None:
     assert float(tokens_per_s_per_gpu(job, 24.0)) == pytest.approx(1536 * 2048 / 24 / 1024)
     flops = 72 * 1536 * 96 * 2048 * 12288**2 * (1 + 2048 / (6 * 12288) + 51200 / (12 * 12288 * 96))
     assert float(mfu(job, 24.0)) == pytest.approx(flops / (24 * 1024 * 312e12))
+
+
+@pytest.mark.parametrize(("start", "increment"), [(2048, 64), (32, 1000)])
+def test_a_ramp_up_that_misses_the_full_batch_is_refused(start: int, increment: int) -> None:
+    """Megatron-LM num_microbatches_calculator.py: the increments must divide what is left from start to the global batch."""
+    with pytest.raises(ValueError, match="must reach global_batch = 1536 in whole steps"):
+        gpt_job(ramp_up=RampUp(start=start, increment=increment, samples=1000))

@@ -18,6 +18,8 @@ from tuner.cost_model.rules import FAMILIES, NOT_ABOUT_A_PLAN, RULES, broken, di
 from tuner.job import Job, RampUp
 from tuner.model import Moe
 from tuner.plan import ALL_LAYERS, FULL, OFFLOADS, RECOMPUTE_MODULES, SCHEDULES, Plan
+from tuner.plan_text import recompute_text
+from tuner.search.space import complete
 
 CORE, MLP, NORM, ACT, UP, MOE, SHARED = RECOMPUTE_MODULES.values()
 GOOD = Plan(tp=8, pp=8, micro_batch=1, sequence_parallel=1, zero=1)
@@ -166,6 +168,20 @@ def test_each_framework_names_known_families(framework: str) -> None:
     assert set(presets.framework(framework).rules) <= set(FAMILIES)
 
 
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize("framework", presets.names("frameworks"))
+def test_what_a_framework_does_when_not_told_is_legal(framework: str, model: str) -> None:
+    job = llama(framework, model=presets.model(model))
+    assert legal(job, complete(job, {}))
+
+
+def test_a_default_that_recomputes_the_mlp_recomputes_the_experts() -> None:
+    """torchtitan issue 1789: a 16B DeepSeek-V3 on 8 H100 at 4 sequences of 4k peaks at 73.3 GiB; with its experts kept it would not fit."""
+    assert recompute_text(complete(llama("torchtitan", model=presets.model("qwen3-30b-a3b")), {}).recompute) == "layernorm+moe"
+    assert recompute_text(complete(moe("torchtitan"), {}).recompute) == "mlp+layernorm+moe"  # its first layer is dense
+    assert recompute_text(complete(llama("torchtitan"), {}).recompute) == "mlp+layernorm"
+
+
 def test_a_framework_enforces_its_own_rules_only() -> None:
     nanotron, megatron = llama("nanotron"), llama()
     uneven = Plan(tp=4, pp=8, embedding_layers=1, zero=1)  # 81 units on 8 stages
@@ -180,6 +196,15 @@ def test_stages_may_count_the_embedding_and_the_loss_as_layers() -> None:
     assert legal(job, Plan(pp=4, embedding_layers=1, loss_layers=1))
     assert legal(job, Plan(pp=4, vpp=4, embedding_layers=1, loss_layers=1))
     assert [rule.id for rule, _ in broken(job, Plan(pp=16, embedding_layers=1, loss_layers=17))] == ["chunks"]  # 3 units a stage
+
+
+def test_nanotron_gives_a_costly_head_a_stage_of_its_own() -> None:
+    """huggingface/nanotron helpers.py build_model: blocks go to stages by cumulated cost (published runs: 1.3B on 8 stages, loss = 4)."""
+    plan = Plan(pp=8, loss_layers=4)
+    fields = {"model": gpt(layers=16, hidden=2048, heads=32), "cluster": presets.cluster("h100x8"), "global_batch": 256}
+    assert legal(llama("nanotron", **fields), plan)
+    assert "chunks" in {rule.id for rule, _ in broken(llama(**fields), plan)}
+    assert "chunks" in {rule.id for rule, _ in broken(llama("nanotron", **fields), Plan(pp=32, loss_layers=4))}
 
 
 # Public reports of refused configurations (https://github.com/...): what was tried, and the rule that refuses it.

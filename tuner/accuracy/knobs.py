@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.accuracy.fields import Row, Unscorable
 from tuner.accuracy.sources import fact_of
 from tuner.plan import ALL_LAYERS, FULL, RECOMPUTE_MODULES, SCHEDULES, Plan
-from tuner.plan_text import layout_text, parse_layout, parse_recompute, recompute_text
+from tuner.plan_text import default_recompute, layout_text, parse_layout, recompute_text
 
 if TYPE_CHECKING:
     from tuner.job import Framework
@@ -28,7 +28,7 @@ def plan_of(row: Row, model: Model, framework: Framework, gpus: int) -> Plan:
     if (ranks := fields["tp"] * fields["pp"] * fields["cp"]) > gpus:
         raise Unscorable(f"tp x pp x cp = {ranks} exceeds cluster.gpus = {gpus}")
     data_parallel = gpus // ranks > 1
-    fields |= _expert(row, model, framework, fields["tp"])
+    fields |= _expert(row, model, framework, fields["tp"], gpus // fields["pp"])
     fields |= _recompute(row, model, framework, fields["pp"]) | _sharding(row, framework, data_parallel)
     fields["sequence_parallel"] = _sequence_parallel(row, framework, fields["tp"])
     fields["schedule"] = _schedule(row)
@@ -54,12 +54,13 @@ def _vpp(row: Row, framework: Framework, pp: int) -> int:
     return stated or framework.defaults.vpp.value
 
 
-def _expert(row: Row, model: Model, framework: Framework, tp: int) -> dict[str, int]:
+def _expert(row: Row, model: Model, framework: Framework, tp: int, stage_ranks: int) -> dict[str, int]:
     ep, etp = row.config.count("ep"), row.config.count("etp")
     if model.moe is None:
         return {"ep": 1, "etp": 1}
     if etp is None:
-        etp = tp if "megatron" in framework.rules else 1  # Megatron-LM: --expert-tensor-parallel-size defaults to tp
+        # Megatron-LM: --expert-tensor-parallel-size defaults to tp; where ep leaves no room for it, the recipe set 1
+        etp = tp if "megatron" in framework.rules and tp * (ep or 1) <= stage_ranks else 1
         if tp > 1:
             row.assume(f"etp={etp}")
     return {"ep": _or_assumed(row, "ep", ep, 1), "etp": etp}
@@ -78,9 +79,9 @@ def _recompute(row: Row, model: Model, framework: Framework, pp: int) -> dict[st
         return _selective(row, model, framework, pp)
     if mode is not None:
         raise Unscorable(f"config.recompute = {mode[:40]!r}: must be none, selective or full")
-    default = framework.defaults.recompute.value
-    row.assume(f"recompute={default}")
-    return parse_recompute(default)
+    fields = default_recompute(framework.defaults.recompute.value, model)
+    row.assume(f"recompute={recompute_text(fields['recompute'], fields['recompute_layers'])}")
+    return fields
 
 
 def _modules(row: Row, modules: Any) -> int:
@@ -98,7 +99,7 @@ def _selective(row: Row, model: Model, framework: Framework, pp: int) -> dict[st
         row.assume(f"recompute=full:{layers} (every other layer)")
         return {"recompute": FULL, "recompute_layers": layers}
     if "torchtitan" in framework.rules:
-        fields = parse_recompute(framework.defaults.recompute.value)
+        fields = default_recompute(framework.defaults.recompute.value, model)
         row.assume(f"recompute={recompute_text(fields['recompute'])} (nearest to saving every other matrix product)")
         return fields
     return {"recompute": RECOMPUTE_MODULES["core_attn"]}

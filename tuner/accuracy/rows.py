@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from tuner.accuracy.described import cluster_of, model_of
 from tuner.accuracy.fields import Row, Skipped, Unscorable, first_problem, read_lines, row_id, row_of
 from tuner.accuracy.knobs import plan_of
@@ -65,6 +67,9 @@ class Reader:
             return Skipped(row_id(data, stem, line), str(why))
         except SpecError as error:
             return Skipped(row_id(data, stem, line), first_problem(error))
+        except ValidationError as error:  # a number within the schema that no cluster has
+            wrong = error.errors()[0]
+            return Skipped(row_id(data, stem, line), f"{'.'.join(map(str, wrong['loc']))} = {str(wrong['input'])[:40]}: {wrong['msg']}")
 
     def _measurement(self, row: Row) -> Measurement:
         if row.top.data.get("suspect"):

@@ -14,7 +14,7 @@ from pydantic import Field
 from tuner.cost_model.rules import enforced
 from tuner.errors import Problem, SpecError, nearest
 from tuner.plan import Plan
-from tuner.plan_text import KNOBS, SPELLINGS, parse_knobs
+from tuner.plan_text import KNOBS, SPELLINGS, default_recompute, parse_knobs
 from tuner.search.axes import coarser, default_axes
 from tuner.search.limits import Limit, parse_limits
 from tuner.spec import Spec
@@ -177,12 +177,11 @@ def complete(job: Job, fields: Mapping[str, Ints]) -> Plan:
     """
     defaults = job.framework.defaults
     spelled = {
-        "recompute": defaults.recompute.value,
         "vpp": defaults.vpp.value,
         "zero": defaults.zero.value,
         "pipeline_layout": defaults.pipeline_layout.value,
     }
-    known = parse_knobs(spelled, f"framework {job.framework.name}")
+    known = parse_knobs(spelled, f"framework {job.framework.name}") | default_recompute(defaults.recompute.value, job.model)
     given = {name: value for name, value in fields.items() if name != "dp"}
     plan = Plan(**{**known, **given})
     if "sequence_parallel" not in given:

@@ -33,9 +33,14 @@ def _microbatches(job: Job, plan: Plan) -> Ints:
 
 
 def _chunks(job: Job, plan: Plan) -> Bools:
-    """Each of the pp*vpp chunks holds a unit, and the first and last hold what the embedding and the loss count as."""
+    """Each of the pp*vpp chunks holds a unit, and the first and last hold what the embedding and the loss count as.
+
+    nanotron deals blocks by their cost: a costly head takes the last stage alone, and those before it may hold nothing.
+    """
     chunks, largest = plan.pp * plan.vpp, chunk_units(job, plan)
     smallest = units(job, plan) // chunks
+    if NANOTRON in job.framework.rules:
+        return smallest >= 1
     return (smallest >= 1) & (plan.embedding_layers <= largest) & (plan.loss_layers <= smallest)
 
 
