@@ -73,7 +73,7 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
     microbatches = plan.microbatches(job.gpus, job.global_batch)
     watched = stages_to_watch(job, plan)
     step, slowest_stage = step_time(job, plan, calibration, microbatches, watched)
-    memory_bytes, worst_stage = _fullest(job, plan, calibration, microbatches, watched)
+    memory_bytes, worst_stage = _most(stage_memory(job, plan, calibration, microbatches, watched).device, watched)
     return Estimate(
         step_s=total(step),
         spread=1.0 + calibration["time_spread_90"],
@@ -86,11 +86,11 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
     )
 
 
-def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, watched: tuple[Ints, ...]) -> tuple[StepTime, Ints]:
+def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, watched: Ints) -> tuple[StepTime, Ints]:
     """Return the parts of a step and the index of its slowest stage."""
     parts = pieces(job, plan, calibration)
-    slowest, slowest_stage = _slowest(watched, [stage_time(job, plan, parts, calibration, stage) for stage in watched])
-    held = _most_weights([stage_weights(job, plan, stage) for stage in watched])
+    slowest, slowest_stage = _slowest(watched, stage_time(job, plan, parts, calibration, watched))
+    held = Weights(*(_most(column, watched)[0] for column in stage_weights(job, plan, watched)))
     steady = microbatches * slowest.busy
     bubble = bubble_seconds(plan, all_stages_seconds(job, plan, parts, calibration), slowest)
     dp_comm = exposed(plan, traffic(job, plan, held, microbatches, calibration), slowest, microbatches, calibration)
@@ -109,28 +109,27 @@ def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints
     ), slowest_stage
 
 
-def _slowest(watched: tuple[Ints, ...], times: list[StageTime]) -> tuple[StageTime, Ints]:
-    slowest, index, busy = times[0], watched[0], times[0].busy
-    for stage, time in zip(watched[1:], times[1:], strict=True):
-        slower = time.busy > busy
-        slowest = StageTime(*(np.where(slower, new, old) for new, old in zip(time, slowest, strict=True)))
-        index, busy = np.where(slower, stage, index), np.maximum(time.busy, busy)
+def _at(column: Floats, row: int, watched: Ints) -> Floats:
+    """Return `column` on one of the watched stages; a column that does not depend on the stage lacks their axis."""
+    return column[row] if np.ndim(column) == watched.ndim else column
+
+
+def _slowest(watched: Ints, time: StageTime) -> tuple[StageTime, Ints]:
+    seconds = time.busy
+    slowest, index, busy = StageTime(*(_at(column, 0, watched) for column in time)), watched[0], seconds[0]
+    for row in range(1, len(watched)):
+        slower = seconds[row] > busy
+        slowest = StageTime(*(np.where(slower, _at(new, row, watched), old) for new, old in zip(time, slowest, strict=True)))
+        index, busy = np.where(slower, watched[row], index), np.maximum(seconds[row], busy)
     return slowest, index
 
 
-def _most_weights(stages: list[Weights]) -> Weights:
-    dense, expert = stages[0]
-    for held in stages[1:]:
-        dense, expert = np.maximum(dense, held.dense), np.maximum(expert, held.expert)
-    return Weights(dense, expert)
-
-
-def _fullest(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, watched: tuple[Ints, ...]) -> tuple[Floats, Ints]:
-    most = stage_memory(job, plan, calibration, microbatches, watched[0]).device
-    index = watched[0]
-    for stage in watched[1:]:
-        need = stage_memory(job, plan, calibration, microbatches, stage).device
-        index, most = np.where(need > most, stage, index), np.maximum(need, most)
+def _most(column: Floats, watched: Ints) -> tuple[Floats, Ints]:
+    """Return the largest value of `column` over the watched stages, and the first stage that has it."""
+    most, index = _at(column, 0, watched), watched[0]
+    for row in range(1, len(watched)):
+        other = _at(column, row, watched)
+        index, most = np.where(other > most, watched[row], index), np.maximum(other, most)
     return most, index
 
 

@@ -61,16 +61,17 @@ def stage_layers(job: Job, plan: Plan, stage: Ints) -> StageLayers:
     return StageLayers(leading, held - leading)
 
 
-def stages_to_watch(job: Job, plan: Plan) -> tuple[Ints, ...]:
-    """Return stage indices that include the slowest and the fullest: the first, the second (the fullest of the middle, as what is
-    kept falls with the index), the first without leading dense layers, and the last. Columns, clipped to p - 1.
+def stages_to_watch(job: Job, plan: Plan) -> Ints:
+    """Return stage indices that include the slowest and the fullest, along a new leading axis: the first, the second (the fullest of
+    the middle, as what is kept falls with the index), the first without leading dense layers, and the last; clipped to p - 1.
     """
     last = plan.pp - 1
     watched: list[Ints] = [0 * last, np.minimum(1, last)]
     if job.model.leading_dense_layers:
         per_chunk = np.maximum(ceil_div(job.model.layers, plan.pp * plan.vpp), 1)
         watched.append(np.minimum(ceil_div(job.model.leading_dense_layers, per_chunk), last))
-    return (*watched, last)
+    column = np.stack(np.broadcast_arrays(*watched, last))
+    return column.reshape(len(column), *(1,) * (len(plan.shape) + 1 - column.ndim), *column.shape[1:])
 
 
 def in_flight(plan: Plan, microbatches: Ints, stage: Ints) -> Floats:
