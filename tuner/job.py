@@ -45,6 +45,7 @@ class Framework(Spec):
     grad_shard_zero: the ZeRO stage from which it shards gradients; padded_vocab: the vocabulary is padded to a multiple of
     this times tp (1: not padded).
 
+    bf16_grad_bytes: grad_bytes in bf16 training, where it differs from fp16's (fp32 accumulation);
     reduce_bytes: bytes a parameter that gradients take on the wire (None: grad_bytes); gather_bytes: bytes a parameter when
     sharded weights are gathered for compute (None: param_bytes); pipeline_balance: what it equalises when it deals layers to
     stages on its own: the number of layers (None as well), their compute cost with the logits, or parameters. fused_activation:
@@ -52,6 +53,7 @@ class Framework(Spec):
     scattered_sends: whether tensor-parallel ranks send a tp-th of a replicated activation to the next stage and gather it there,
     rather than all of it each (None as well). deduplicated_dispatch: whether a token goes once to each rank (and node) of its
     experts (DeepEP, HybridEP), rather than once for each expert (None as well).
+    fused_softmax: whether unfused attention has scale, mask and softmax in one 16-bit kernel (None as well) or in fp32 steps.
     fused_attention_since: the year from which its attention is a fused kernel (None: as far back as it matters);
     gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no);
     sharded_logits: whether the loss runs on a rank's share of the vocabulary (None: yes; no: logits are gathered over tp);
@@ -71,17 +73,29 @@ class Framework(Spec):
     padded_vocab: Sourced[int]
     resharded_after_forward: Sourced[bool]
     fused_optimizer: Sourced[bool]
+    bf16_grad_bytes: Sourced[int] | None = None
     reduce_bytes: Sourced[int] | None = None
     gather_bytes: Sourced[int] | None = None
     pipeline_balance: Sourced[Literal["layers", "cost", "parameters"]] | None = None
     fused_activation: Sourced[bool] | None = None
     scattered_sends: Sourced[bool] | None = None
     deduplicated_dispatch: Sourced[bool] | None = None
+    fused_softmax: Sourced[bool] | None = None
     fused_attention_since: Sourced[int] | None = None
     gpt_dropout: Sourced[bool] | None = None
     sharded_logits: Sourced[bool] | None = None
     fused_norm: Sourced[bool] | None = None
     fused_loss: Sourced[bool] | None = None
+
+
+def gradient_bytes(job: Job) -> float:
+    """Return bytes a parameter of the gradients that a job keeps."""
+    framework = job.framework
+    if job.precision == "fp32":
+        return 4.0
+    if framework.bf16_grad_bytes and job.precision != "fp16":
+        return float(framework.bf16_grad_bytes.value)
+    return float(framework.grad_bytes.value)
 
 
 def says(trait: Sourced[bool] | None, otherwise: bool) -> bool:

@@ -17,6 +17,7 @@ from tuner.cost_model.roofline import stream_seconds
 from tuner.cost_model.shard import groups, shard
 from tuner.cost_model.weights import Weights, shards
 from tuner.cost_model.work import host_rate
+from tuner.job import gradient_bytes
 from tuner.plan import OFFLOADS
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ class Traffic(NamedTuple):
 def wire_bytes(job: Job) -> tuple[float, float]:
     """Return bytes a parameter of a reduced gradient and of a gathered weight, as the framework sends them."""
     framework = job.framework
-    reduce = framework.reduce_bytes or framework.grad_bytes
+    reduce = float(framework.reduce_bytes.value) if framework.reduce_bytes else gradient_bytes(job)
     gather = framework.gather_bytes or framework.param_bytes
-    return float(reduce.value), float(gather.value)
+    return reduce, float(gather.value)
 
 
 def traffic(job: Job, plan: Plan, held: Weights, microbatches: Ints, calibration: Calibration) -> Traffic:

@@ -18,7 +18,7 @@ from tuner.cost_model.pipeline import StageLayers, in_flight, stage_layers
 from tuner.cost_model.shard import fully_recomputed, groups, shard
 from tuner.cost_model.weights import Weights, adapter_weights, layer_weights, shards, stage_weights
 from tuner.cost_model.work import E
-from tuner.job import says
+from tuner.job import gradient_bytes, says
 from tuner.plan import OFFLOADS
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _state(job: Job, plan: Plan, held: Weights, stage: Ints) -> dict[str, Floats
     kept_on_gpu = 1 - (plan.offload & OFFLOADS["optimizer"] > 0) * 1
     wide = 2.0 if job.precision == "fp32" else 1.0  # fp32 weights and gradients are twice the bytes, and are their own masters
     moments = 8.0 if job.precision == "fp32" else float(f.optimizer_bytes.value)
-    gradient = 4.0 if job.precision == "fp32" else float(f.grad_bytes.value)
+    gradient = gradient_bytes(job)
     return {
         "weights": f.param_bytes.value * wide * (held.dense / weight_cut[0] + held.expert / weight_cut[1]),
         "gradients": gradient * (trained.dense / grad_cut[0] + trained.expert / grad_cut[1]),
@@ -138,8 +138,18 @@ def _activations(job: Job, plan: Plan, microbatches: Ints, stage: Ints) -> tuple
     of_stage = np.where(offloaded, np.minimum(of_stage, 2.0 * largest), of_stage)
     flights = in_flight(plan, microbatches, stage)
     mask = (stage == 0) * (inputs / E) if job.model.dropout else 0.0
-    peak = np.where(full & (redone > 0), largest, 0.0) + 2.0 * inputs
+    peak = np.where(full & (redone > 0), largest, 0.0) + 2.0 * inputs + _scores(job, plan)
     return of_stage * flights + mask * flights, peak
+
+
+def _scores(job: Job, plan: Plan) -> Floats:
+    """Return the bytes that unfused attention needs for a moment on top of what it keeps, while one layer runs backward: gradients of
+    the softmax's output and input in 16 bits, and where the softmax is not fused three fp32 copies (docs/memory.md)."""
+    if job.attention == "flash":
+        return 0.0
+    s = shard(job, plan)
+    each = 4.0 if says(job.framework.fused_softmax, True) else 12.0
+    return each * plan.micro_batch * s.heads * s.query * job.seq_len
 
 
 def _logits(job: Job, plan: Plan, calibration: Calibration, stage: Ints) -> Floats:
@@ -152,7 +162,7 @@ def _logits(job: Job, plan: Plan, calibration: Calibration, stage: Ints) -> Floa
 
 def _gathered(job: Job, plan: Plan, stage: Ints) -> Floats:
     """Return the bytes of whole weights and gradients that ZeRO 3 holds for a moment: two layers (the next is prefetched) of weights
-    and one of gradients; with a pipeline the stage's weights stay gathered.
+    and one of gradients; with a pipeline the stage's weights stay gathered and its gradients whole until the last micro batch.
     """
     f = job.framework
     dense_shards, expert_shards = shards(job, plan)
@@ -163,8 +173,10 @@ def _gathered(job: Job, plan: Plan, stage: Ints) -> Floats:
         layer = np.maximum(layer, whole)
     gather = float((f.gather_bytes or f.param_bytes).value)
     reduce = float((f.reduce_bytes or f.grad_bytes).value)
-    layers = np.where(plan.pp > 1, stage_layers(job, plan, stage).total, 2)
-    return np.where(plan.zero >= 3, layer * (gather * layers + reduce), 0.0)
+    held = stage_layers(job, plan, stage).total
+    piped = plan.pp > 1
+    whole = layer * (gather * np.where(piped, held, 2) + reduce * np.where(piped, held, 1))
+    return np.where(plan.zero >= 3, whole, 0.0)
 
 
 def _optimizer_temporaries(job: Job, plan: Plan, calibration: Calibration, held: Weights) -> Floats:

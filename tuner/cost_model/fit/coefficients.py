@@ -1,7 +1,7 @@
 """Coefficients fitted to whole steps: what a framework makes of the same hardware.
 
-Least squares on log(measured / predicted) with a soft-L1 loss (a few broken runs must not steer it), each coefficient held near its
-prior by a normal penalty on its logarithm, so that three rows move little and three hundred decide. Folds are whole jobs (one model on one
+Least squares on log(measured / predicted) with a Cauchy loss (broken runs, and runs of another kind under the same name, must not steer
+it), each coefficient held near its prior by a normal penalty on its logarithm, so that three rows move little and three hundred decide. Folds are whole jobs (one model on one
 number of GPUs): the error and the interval that the file states come from rows that the fit had not seen.
 """
 
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
 
-LOSS_SCALE = 0.1  # log residuals beyond this count linearly
+LOSS_SCALE = 0.1  # log residuals well beyond this hardly count
 FOLDS = 4
 MOST_JOBS = 32  # a fit looks at no more jobs than this, evenly drawn: more of one framework's runs say little more
 MOST_SPREAD = 20.0
+CLEARLY = 0.9
 
 # Relative doubt (standard deviation of the logarithm) about each coefficient before any row, and the range it may take.
 DOUBT: Mapping[str, tuple[float, float, float]] = {
@@ -68,8 +69,8 @@ class Fitted:
 
     @property
     def helps(self) -> bool:
-        """Whether rows that the fit had not seen came out better."""
-        return self.after[0] < self.before[0]
+        """Whether rows that the fit had not seen came out clearly better, and the worst of them no worse."""
+        return self.after[0] < CLEARLY * self.before[0] and self.after[1] <= self.before[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ def _residuals(tables: Sequence[_Table], values: Mapping[str, float]) -> Any:
     return np.concatenate(parts)
 
 
-def _solve(tables: Sequence[_Table], names: Sequence[str]) -> dict[str, float]:
+def _solve(tables: Sequence[_Table], names: Sequence[str], near: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return the coefficients of least cost; near: where to start (else a coarse search around the prior)."""
     from scipy.optimize import least_squares
 
     prior = np.log([tables[0].base[name] for name in names])
@@ -120,10 +122,12 @@ def _solve(tables: Sequence[_Table], names: Sequence[str]) -> dict[str, float]:
 
     def cost(theta: Any) -> Any:
         r = _residuals(tables, dict(zip(names, np.exp(theta).tolist(), strict=True))) / LOSS_SCALE
-        soft = np.sign(r) * np.sqrt(2.0 * (np.sqrt(1.0 + r * r) - 1.0))
-        return np.concatenate([soft, (theta - prior) / doubt])
+        return np.concatenate([np.sign(r) * np.sqrt(np.log1p(r * r)), (theta - prior) / doubt])
 
-    start = _coarse(cost, np.clip(prior, low + 1e-6, high - 1e-6), low, high)
+    if near is None:
+        start = _coarse(cost, np.clip(prior, low + 1e-6, high - 1e-6), low, high)
+    else:
+        start = np.clip(np.log([near[name] for name in names]), low + 1e-6, high - 1e-6)
     found = least_squares(cost, start, bounds=(low, high), diff_step=np.full(len(names), 1e-3), ftol=1e-3, xtol=1e-3, max_nfev=8)
     return dict(zip(names, np.exp(found.x).tolist(), strict=True))
 
@@ -166,13 +170,13 @@ def fit_coefficients(steps: Sequence[Step], calibrations: Mapping[str, Calibrati
     order = range(len(tables))
     folds = [order[k::FOLDS] for k in range(FOLDS) if order[k::FOLDS]]
     before = np.abs(_residuals(tables, {}))
+    values = _solve(tables, names)
     unseen = []
     for fold in folds:
         rest = [tables[i] for i in order if i not in fold]
-        values = _solve(rest, names) if rest else {}
-        unseen.append(np.abs(_residuals([tables[i] for i in fold], values)))
+        without = _solve(rest, names, values) if rest else {}
+        unseen.append(np.abs(_residuals([tables[i] for i in fold], without)))
     after = np.concatenate(unseen)
-    values = _solve(tables, names)
     spread = min(math.expm1(float(np.quantile(after, 0.9))), MOST_SPREAD)
     residual = float(np.median(np.abs(_residuals(tables, values))))
     overrides = {
