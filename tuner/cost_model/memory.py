@@ -144,7 +144,8 @@ def _activations(job: Job, plan: Plan, microbatches: Ints, stage: Ints) -> tuple
 
 def _scores(job: Job, plan: Plan) -> Floats:
     """Return the bytes that unfused attention needs for a moment on top of what it keeps, while one layer runs backward: gradients of
-    the softmax's output and input in 16 bits, and where the softmax is not fused three fp32 copies (docs/memory.md)."""
+    the softmax's output and input in 16 bits, and where the softmax is not fused three fp32 copies (docs/memory.md).
+    """
     if job.attention == "flash":
         return 0.0
     s = shard(job, plan)

@@ -1,8 +1,9 @@
 """Coefficients fitted to whole steps: what a framework makes of the same hardware.
 
-Least squares on log(measured / predicted) with a Cauchy loss (broken runs, and runs of another kind under the same name, must not steer
-it), each coefficient held near its prior by a normal penalty on its logarithm, so that three rows move little and three hundred decide. Folds are whole jobs (one model on one
-number of GPUs): the error and the interval that the file states come from rows that the fit had not seen.
+Least squares on log(measured / predicted) with a Cauchy loss (broken runs, and runs of another kind under the same name, must not
+steer it), each coefficient held near its prior by a normal penalty on its logarithm, so that three rows move little and three hundred
+decide. Folds are whole jobs (one model on one number of GPUs): the error and the interval that the file states come from rows that the
+fit had not seen.
 """
 
 from __future__ import annotations
