@@ -79,17 +79,19 @@ def _collectives(job: Job, plan: Plan, count: Floats, group: Group, ranks: Ints,
 
 
 def exposed(plan: Plan, comm: Traffic, slowest: StageTime, microbatches: Ints, calibration: Calibration) -> Floats:
-    """Return what of the collectives nothing hides.
+    """Return what the collectives add to a step.
 
     With dp_overlap a fraction is hidden inside its window: gradients behind the last micro batch's backward, weights behind the
-    first forward; ZeRO 2 and 3 work at every micro batch and may use them all. Without it, all of it is exposed.
+    first forward; ZeRO 2 and 3 work at every micro batch and may use them all. What is hidden still slows what hides it by
+    overlap_contention. Without dp_overlap all of it is exposed.
     """
     fraction = calibration["dp_overlap_fraction"] * plan.dp_overlap
     every = np.where(plan.zero >= 2, microbatches, 1)
     gathers_again = np.where(plan.zero >= 3, microbatches, 0)
     backward = (slowest.backward + slowest.recompute) * every
     forward = slowest.forward * np.maximum(gathers_again, 1) + slowest.backward * gathers_again
-    return comm.gradients - np.minimum(comm.gradients * fraction, backward) + comm.weights - np.minimum(comm.weights * fraction, forward)
+    hidden = np.minimum(comm.gradients * fraction, backward) + np.minimum(comm.weights * fraction, forward)
+    return comm.gradients + comm.weights - (1.0 - calibration["overlap_contention"]) * hidden
 
 
 def optimizer_seconds(job: Job, plan: Plan, held: Weights, calibration: Calibration) -> Floats:

@@ -110,8 +110,8 @@ def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints
 
 
 def _at(column: Floats, row: int, watched: Ints) -> Floats:
-    """Return `column` on one of the watched stages; a column that does not depend on the stage lacks their axis."""
-    return column[row] if np.ndim(column) == watched.ndim else column
+    """Return `column` on one of the watched stages; a column that does not depend on the stage is the same on all."""
+    return np.broadcast_to(column, np.broadcast_shapes(np.shape(column), watched.shape))[row]
 
 
 def _slowest(watched: Ints, time: StageTime) -> tuple[StageTime, Ints]:

@@ -125,7 +125,9 @@ def _flash(c: Operators, kind: LayerKind) -> Floats:
 
 
 def _context_comm(c: Operators, kernel: Floats) -> tuple[Floats, Floats]:
-    """Exposed forward and backward seconds of context parallelism; the backward ring also carries dK and dV."""
+    """Seconds that context parallelism adds forward and backward. The backward ring also carries dK and dV; each further step of a
+    ring merges its fp32 output (or gradient) into the sum so far: read and written once.
+    """
     model, s = c.job.model, c.shard
     keys = E * s.tokens * s.kv_heads * (model.qk_head_dim + model.v_head_dim)
     heads = E * s.tokens * s.heads * (model.qk_head_dim + model.v_head_dim)
@@ -133,8 +135,9 @@ def _context_comm(c: Operators, kernel: Floats) -> tuple[Floats, Floats]:
     scattered = c.comm("reduce_scatter", keys * c.plan.cp, "cp")
     exchanged = c.comm("all_to_all", heads + keys, "cp")
     hidden = c.calibration["cp_overlap_fraction"] * kernel
-    ring_forward = np.maximum(gathered - hidden, 0.0)
-    ring_backward = np.maximum(2 * gathered - c.calibration["attention_backward_ratio"] * hidden, 0.0)
+    merged = c.stream(8.0 * (c.plan.cp - 1) * s.tokens * s.heads * model.v_head_dim, kernels=0)
+    ring_forward = c.behind_products(gathered, hidden) + merged
+    ring_backward = c.behind_products(2 * gathered, c.calibration["attention_backward_ratio"] * hidden) + merged
     forward = np.where(c.plan.cp_kind == 0, ring_forward, np.where(c.plan.cp_kind == 1, gathered, exchanged))
     backward = np.where(c.plan.cp_kind == 0, ring_backward, np.where(c.plan.cp_kind == 1, gathered + scattered, exchanged))
     return forward, backward
