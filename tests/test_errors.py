@@ -1,6 +1,6 @@
 import pytest
 
-from tuner.errors import InfrastructureError, NothingFeasible, PlanError, Problem, SpecError, TunerError, nearest, one_problem
+from tuner.errors import InfrastructureError, NothingFeasible, PlanError, Problem, SpecError, TunerError, nearest, one_problem, printable
 
 
 def test_the_tree_and_its_exit_codes() -> None:
@@ -36,3 +36,17 @@ def test_many_known_names_are_cut_and_none_say_nothing() -> None:
 
 def test_a_long_value_is_cut() -> None:
     assert len(one_problem("f", "p", "x" * 500, "is long").problems[0].value) <= 80
+
+
+def test_equal_problems_are_listed_once() -> None:
+    problem = Problem(where="--fix", path="", value="'x'", rule="must be like tp=8,pp=2")
+    assert SpecError([problem, problem]).problems == (problem,)
+
+
+def test_no_value_is_no_value() -> None:
+    assert str(one_problem("plan", "", None, "is missing")) == "plan: is missing"
+    assert str(one_problem("seq_len", "", "", "must be a whole number")) == "seq_len = '': must be a whole number"
+
+
+def test_text_that_steers_a_terminal_is_spelled_out() -> None:
+    assert printable("a\x1b[31m\x9b\r\n\u202e\ud800é😀") == "a\\x1b[31m\\x9b\\x0d\\x0a\\u202e\\ud800é😀"

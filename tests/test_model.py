@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tuner.errors import SpecError
 from tuner.model import LayerKind, Model, Moe, SlidingWindow
 
 BASE = Model(name="m", layers=12, hidden=8, ffn_hidden=32, heads=4, kv_heads=2, head_dim=4, vocab=10)
@@ -38,14 +39,14 @@ def test_sliding_windows() -> None:
         ({"moe": {"experts": 2, "top_k": 3, "expert_ffn_hidden": 4}}, "top_k = 3 must not exceed"),
         ({"moe": {"experts": 2, "top_k": 1, "expert_ffn_hidden": 4, "first_dense_layers": 13}}, "must not exceed layers = 12"),
         ({"layers": 0}, "greater than or equal to 1"),
-        ({"layers": True}, "valid integer"),
+        ({"layers": True}, "whole number"),
         ({"hidden": 2**40}, "less than or equal to"),
-        ({"vocab": 10.5}, "valid integer"),
+        ({"vocab": 10.5}, "whole number"),
         ({"mtp_layers": -1}, "greater than or equal to 0"),
     ],
 )
 def test_impossible_shapes(changes: dict[str, object], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+    with pytest.raises(SpecError, match=says):
         BASE.replace(**changes)
 
 
@@ -64,3 +65,15 @@ def test_groups_count_every_layer_once(layers: int, leading: int, every: int, fu
     assert sum(count for _, count in model.leading_groups()) == model.leading_dense_layers
     assert all(count == sum(model.kind(i) == kind for i in range(layers)) for kind, count in model.layer_groups())
     assert len(model.body_groups()) <= 4
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "\x1b[31mred", "left\u202eright", "x" * 121])
+def test_a_name_is_text_that_can_be_seen(name: str) -> None:
+    with pytest.raises(SpecError, match="name"):
+        BASE.replace(name=name)
+
+
+def test_a_replaced_field_that_is_wrong_names_the_spec_and_the_field() -> None:
+    with pytest.raises(SpecError) as caught:
+        BASE.replace(layers=0, vocab="many")
+    assert [(p.where, p.path, p.value) for p in caught.value.problems] == [("m", "layers", "0"), ("m", "vocab", "'many'")]

@@ -9,6 +9,7 @@ TunerError                    exit code
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ class SpecError(TunerError):
     exit_code = 2
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(dict.fromkeys(problems))
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
@@ -80,7 +81,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known: {shown}" if names else ""
 
 
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]")
+
+
+def printable(text: str) -> str:
+    """Return the text with characters that steer a terminal (escapes, other directions of writing, lone surrogates) spelled out."""
+    return _UNSEEN.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
+
+
 def one_problem(where: str, path: str, value: object, rule: str, hint: str = "") -> SpecError:
-    """Return a SpecError with a single problem."""
-    text = repr(value) if isinstance(value, str) else str(value)
+    """Return a SpecError with a single problem; value None: there is none to show."""
+    text = "" if value is None else repr(value) if isinstance(value, str) else str(value)
     return SpecError([Problem(where=where, path=path, value=text[:80], rule=rule, hint=hint)])

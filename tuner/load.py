@@ -10,12 +10,12 @@ import json
 import math
 import re
 import stat
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from tuner.errors import Problem, SpecError, nearest, one_problem
+from tuner.spec import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,11 +135,9 @@ def load_spec(kind: type[S], data: Any, where: str, *, units: bool = True) -> S:
     wrote, where numbers are SI.
     """
     if not isinstance(data, dict):
-        raise one_problem(where, "", data, f"must be a mapping with the keys of a {kind.__name__}", _known_keys(kind))
-    try:
-        return kind.model_validate(data, context={"units": units})
-    except ValidationError as error:
-        raise SpecError([_problem(kind, data, item, where) for item in error.errors(include_url=False)]) from None
+        known = "known: " + ", ".join(kind.model_fields)
+        raise one_problem(where, "", data, f"must be a mapping with the keys of a {kind.__name__}", known)
+    return checked(kind, data, where, units=units)
 
 
 def load_file(kind: type[S], path: Path) -> S:
@@ -276,59 +274,3 @@ class _YamlReader:
 def _leading_zero(text: str) -> bool:
     """Whether a whole number starts with 0: octal for some readers and decimal for others, so it stays text."""
     return text.lstrip("+-").isdigit()
-
-
-_PLAIN = {
-    "missing": "is missing",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "string_type": "must be text",
-    "finite_number": "must be finite",
-}
-
-
-def _problem(kind: type[BaseModel], data: dict[str, Any], item: Any, where: str) -> Problem:
-    location: tuple[int | str, ...] = item["loc"]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]").lstrip(".")
-    if item["type"] == "extra_forbidden":
-        hint = nearest(str(location[-1]), _fields(kind, location[:-1]))
-        return Problem(where=where, path=path[:200], value="", rule="unknown key", hint=hint)
-    rule = _PLAIN.get(item["type"]) or str(item["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
-    value = item["input"]
-    hint = nearest(value, _choices(item)) if isinstance(value, str) and item["type"] == "literal_error" else ""
-    return Problem(where=where, path=path[:200], value="" if item["type"] == "missing" else _short(value, data), rule=rule, hint=hint)
-
-
-def _short(value: Any, data: dict[str, Any]) -> str:
-    if value is data or isinstance(value, (dict, BaseModel)):
-        return ""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _choices(item: Any) -> list[str]:
-    return re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
-
-
-def _known_keys(kind: type[BaseModel]) -> str:
-    return "known: " + ", ".join(kind.model_fields)
-
-
-def _fields(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the model that stands at `location` inside `kind`."""
-    models = [kind]
-    for part in location:
-        inner = [m for model in models if part in model.model_fields for m in _models_in(model.model_fields[str(part)].annotation)]
-        models = inner or models
-    return [name for model in models for name in model.model_fields]
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]

@@ -8,8 +8,9 @@ from pydantic import Field
 
 from tuner.job import Job
 from tuner.plan import Plan
-from tuner.spec import Name, Spec
+from tuner.spec import Spec
 
+LONGEST_ID = 500
 Outcome = Literal["ok", "oom", "failed"]
 
 
@@ -22,7 +23,7 @@ class Measurement(Spec):
 
     model_config = Spec.model_config | {"arbitrary_types_allowed": True}
 
-    id: Name
+    id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
     framework: str = ""
     job: Job
     plan: Plan

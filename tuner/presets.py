@@ -156,7 +156,7 @@ def _path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise one_problem(text[:100], "", "", "names the home folder of an unknown user") from None
+        raise one_problem(text[:100], "", None, "names the home folder of an unknown user") from None
 
 
 def _is_path(text: str) -> bool:

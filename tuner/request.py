@@ -95,7 +95,7 @@ class Problems:
 
     def add(self, name: str, value: object, rule: str, hint: str = "") -> None:
         """Note one problem with the part of the question called `name`."""
-        self.found.extend(one_problem(name, "", "" if value is None else value, rule, hint).problems)
+        self.found.extend(one_problem(name, "", value, rule, hint).problems)
 
     def raise_any(self) -> None:
         """Raise a SpecError when anything was noted."""
@@ -125,7 +125,7 @@ def _job_file(name: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     path = presets.find("jobs", str(name))
     data = load_yaml(path)
     if not isinstance(data, dict):
-        raise one_problem(str(path), "", "", "must be a mapping, like model: llama3-70b")
+        raise one_problem(str(path), "", None, "must be a mapping, like model: llama3-70b")
     known = [f.name for f in dataclasses.fields(Request) if f.name != "job"]
     problems = []
     found = {}

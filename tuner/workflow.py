@@ -105,7 +105,7 @@ def validate(files: Any, *, calibration: str = "auto", progress: Progress | None
 
     paths = [Path(str(file)).expanduser() for file in ([files] if isinstance(files, (str, Path)) else files)]
     if not paths:
-        raise one_problem("files", "", "", "are missing", "JSONL files with measured rows")
+        raise one_problem("files", "", None, "are missing", "JSONL files with measured rows")
     scored, skipped = [], []
     for done, path in enumerate(paths):
         if progress is not None:

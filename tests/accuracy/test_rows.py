@@ -41,21 +41,17 @@ def test_a_stated_row_is_read_as_it_stands():
         ({"cluster": {"gpu": "../../etc/passwd"}}, "must be the name of a GPU"),
         ({"measured": {"tflops_per_gpu": ...}}, "no time and no memory figure"),
         ({"measured": {"tflops_per_gpu": ...}, "outcome": "oom_or_crash"}, "oom_or_crash"),
-        ({"measured": {"tflops_per_gpu": -3.0}}, "above 0"),
-        ({"measured": {"tflops_per_gpu": "fast"}}, "above 0"),
+        ({"measured": {"tflops_per_gpu": -3.0}}, "from 10^-12"),
+        ({"measured": {"tflops_per_gpu": "fast"}}, "from 10^-12"),
         ({"config": {"tp": 0}}, "whole number"),
         ({"config": {"tp": True}}, "whole number"),
         ({"config": {"tp": 2.5}}, "whole number"),
         ({"config": {"tp": 10**30}}, "whole number"),
         ({"config": {"tp": 512}}, "exceeds cluster.gpus"),
-        ({"config": {"recompute": "some"}}, "none, selective or full"),
-        ({"config": {"precision": "fp8"}}, "has no fp8"),
-        ({"config": {"attention": "linear"}}, "must be one of"),
         ({"config": {"zero_stage": 4}}, "0 to 3"),
-        ({"config": {"pipeline_schedule": "chimera"}}, "must be one of"),
         ({"config": {"recompute_modules": "core_attn", "recompute": "selective"}}, "list of names"),
-        ({"task": "rlhf"}, "must be one of"),
-        ({"flops_convention": "marketing"}, "must be one of"),
+        ({"measured": {"tflops_per_gpu": 5e-324}}, "from 10^-12"),
+        ({"measured": {"tflops_per_gpu": 1e308}}, "from 10^-12"),
         ({"model": {"kv_heads": 7}}, "multiple of kv_heads"),
         ({"model": "gpt"}, "must be an object"),
         ({"measured": []}, "must be an object"),
@@ -63,6 +59,38 @@ def test_a_stated_row_is_read_as_it_stands():
 )
 def test_what_cannot_be_scored_is_skipped_with_the_reason(change, words):
     assert words in skipped(changed(**change))
+
+
+@pytest.mark.parametrize(
+    ("change", "assumed"),
+    [
+        ({"config": {"recompute": "some"}}, "recompute=none (no recompute is called 'some')"),
+        ({"config": {"precision": "fp8"}}, "precision=bf16 (a100-sxm-80gb has no fp8)"),
+        ({"config": {"precision": "fp6"}}, "precision=bf16 (no precision is called 'fp6')"),
+        ({"config": {"attention": "linear"}}, "attention=unfused (no attention is called 'linear')"),
+        ({"config": {"pipeline_schedule": "chimera"}}, "schedule=1f1b (no pipeline schedule is called 'chimera')"),
+        ({"task": "rlhf"}, "task=sft (no task is called 'rlhf')"),
+        ({"flops_convention": "marketing"}, "flops_convention=model (no flops convention is called 'marketing')"),
+        ({"framework": "my-own-trainer"}, "framework=generic (no preset is called my-own-trainer)"),
+        ({"config": {"cp": 0, "vpp": 0, "ep": 0}}, ""),
+        ({"cluster": {"inter_node": "0 Gb/s"}}, "inter_node="),
+        ({"model": {"seq_len": 1_000_003}}, ""),
+        ({"model": {"name": "x" * 300}}, ""),
+        ({"model": {"name": "\x1b[31m\n"}}, ""),
+        ({"id": "i" * 400}, ""),
+    ],
+)
+def test_a_word_that_is_not_known_is_scored_as_the_default_and_noted(change, assumed):
+    row = read(changed(**change))
+    assert row.step_s is not None
+    assert any(text.startswith(assumed) for text in row.assumed)
+
+
+def test_learned_positions_reach_as_far_as_the_row_went():
+    opt = {"name": "opt-175b", "tied_embeddings": False, "vocab": 50272, "seq_len": 8192}
+    row = read(changed(model=opt))
+    assert row.job.model.positions == "learned"
+    assert row.job.model.max_positions >= 8192
 
 
 def test_out_of_memory_needs_no_figure():

@@ -10,7 +10,7 @@ from tuner.accuracy.fields import Row, Section, Unscorable
 from tuner.accuracy.inter_node import inter_node_bandwidth
 from tuner.accuracy.sources import fact_of
 from tuner.cluster import Cluster, Sourced
-from tuner.errors import SpecError
+from tuner.errors import SpecError, printable
 from tuner.load import load_spec
 from tuner.model import Model
 from tuner.presets import cluster as cluster_preset
@@ -46,7 +46,8 @@ def model_of(row: Row, framework: Framework) -> Model:
     given = row.model
     seq_len = given.need("seq_len")
     layers, hidden, heads = (given.need(key) for key in ("layers", "hidden", "heads"))
-    fields: dict[str, Any] = {"name": given.text("name") or "unnamed", "layers": layers, "hidden": hidden, "heads": heads}
+    name = printable(given.text("name") or "").strip()[:120] or "unnamed"
+    fields: dict[str, Any] = {"name": name, "layers": layers, "hidden": hidden, "heads": heads}
     gated = _filled(row, "gated_mlp", given.flag("gated_mlp"), given.count("ffn_hidden") != 4 * hidden)
     fields["gated_mlp"] = gated
     moe, mla = _moe(given.section("moe")), _counts(given.section("mla"), _MLA)
@@ -58,6 +59,8 @@ def model_of(row: Row, framework: Framework) -> Model:
     tied = _filled(row, "tied_embeddings", given.flag("tied_embeddings"), gpt)
     fields |= {"tied_embeddings": tied, "moe": moe, "mla": mla, "mtp_layers": given.count("mtp_layers", least=0) or 0}
     fields |= _kind_of(fields, framework, seq_len) | _named(fields) | _window(given)
+    if fields["positions"] == "learned":  # what ran had a position for each token
+        fields["max_positions"] = max(fields.get("max_positions", 0), seq_len)
     if hybrid := given.section("hybrid").data:
         fields |= _as_transformer(row, fields, Section("model.hybrid", hybrid))
     return load_spec(Model, {k: v for k, v in fields.items() if v is not None}, "model", units=False)
@@ -104,10 +107,7 @@ def _named(fields: dict[str, Any]) -> dict[str, Any]:
     known = _preset(fields["name"])
     if known is None or any(getattr(known, key) != fields[key] for key in _SHAPE):
         return {}
-    found = {key: getattr(known, key) for key in _DETAILS if key in known.model_fields_set}
-    if found.get("positions") == "learned" and "max_positions" in found:
-        found["max_positions"] = max(found["max_positions"], fields.get("max_positions", 0))
-    return found
+    return {key: getattr(known, key) for key in _DETAILS if key in known.model_fields_set}
 
 
 def _window(given: Section) -> dict[str, Any]:

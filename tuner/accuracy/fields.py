@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tuner.errors import SpecError, one_problem
 from tuner.load import read_text
+from tuner.measurement import LONGEST_ID
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20  # a thousand rows are about 1 MB
 _LARGEST = 10**12
@@ -56,13 +60,28 @@ class Section:
             raise Unscorable(f"{self.name}.{key} is not stated")
         return value
 
+    def degree(self, key: str) -> int | None:
+        """Return a count of ranks or chunks, which sources also give as 0 where it is not used."""
+        value = self.count(key, least=0)
+        return value if value is None else max(value, 1)
+
+    def word(self, key: str, known: Mapping[str, T]) -> T | None:
+        """Return what a word in lower or upper case means, or None for a word that is not known (see `unknown`)."""
+        text = self.text(key)
+        return None if text is None else known.get(text.lower())
+
+    def unknown(self, key: str) -> str:
+        """Return " (no KEY is called 'x')" where a word is stated that means nothing here, else ""."""
+        text = self.text(key)
+        return "" if text is None else f" (no {key.replace('_', ' ')} is called {text[:40]!r})"
+
     def positive(self, key: str) -> float | None:
-        """Return a finite number above 0; a 0 is a figure that its source rounded away, and so None."""
+        """Return a number above 0 that something measured can be; a 0 is a figure that its source rounded away, and so None."""
         value = self.data.get(key)
         if value is None or (value == 0 and not isinstance(value, bool)):
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise self._wrong(key, "must be a finite number above 0")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 / _LARGEST <= value <= _LARGEST:
+            raise self._wrong(key, "must be a number from 10^-12 to 10^12")
         return float(value)
 
     def text(self, key: str) -> str | None:
@@ -120,7 +139,7 @@ def row_of(data: dict[str, Any], stem: str, line: int) -> Row:
 def row_id(data: dict[str, Any], stem: str, line: int) -> str:
     """Return a row's id, or its file and line."""
     name = data.get("id")
-    return name[:120] if isinstance(name, str) and name else f"{stem}:{line}"
+    return name[:LONGEST_ID] if isinstance(name, str) and name else f"{stem}:{line}"
 
 
 def read_lines(path: Path) -> list[tuple[int, dict[str, Any] | Skipped]]:
@@ -133,7 +152,7 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any] | Skipped]]:
     if all(isinstance(item, Skipped) for _, item in found):
         first = found[0][1]
         raise one_problem(
-            str(path), "", "", "holds no row: each line must be a JSON object", first.why if isinstance(first, Skipped) else ""
+            str(path), "", None, "holds no row: each line must be a JSON object", first.why if isinstance(first, Skipped) else ""
         )
     return found
 
@@ -159,4 +178,5 @@ def _finite(word: str) -> float:
 def first_problem(error: SpecError) -> str:
     """Return a SpecError's first problem in one line, without its place."""
     problem = error.problems[0]
-    return f"{problem.path} {problem.value}: {problem.rule}".strip()[:300]
+    got = f" = {problem.value}" if problem.value else ""
+    return f"{problem.path}{got}: {problem.rule}".strip()[:300]

@@ -20,7 +20,7 @@ def inter_node_bandwidth(text: str, gpus_per_node: int) -> float | None:
     lower = text.lower()
     times = _TIMES.search(text)
     rate = _rate(_TIMES.sub("", text), lower)
-    if rate is None:
+    if not rate:
         return None
     total = rate * (int(times[1]) if times else 1)
     shared = (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tuner.model import Model
 
 _SCHEDULES = {**SCHEDULES, "1f1b-i": 0, "interleaved": 0, "interleaved-1f1b": 0, "afab": SCHEDULES["gpipe"]}
+_MODES = {"none": "none", "selective": "selective", "full": "full"}
 _OFFLOADS = {"optimizer": 1, "activation": 2}
 
 
@@ -23,7 +24,7 @@ def plan_of(row: Row, model: Model, framework: Framework, gpus: int) -> Plan:
     """Return the plan of a row. Raises Unscorable when a degree is not stated or more ranks are asked for than there are."""
     given = row.config
     fields: dict[str, int] = {key: given.need(key) for key in ("tp", "pp", "micro_batch")}
-    fields["cp"] = _or_assumed(row, "cp", given.count("cp"), 1)
+    fields["cp"] = _or_assumed(row, "cp", given.degree("cp"), 1)
     fields["vpp"] = _vpp(row, framework, fields["pp"])
     if (ranks := fields["tp"] * fields["pp"] * fields["cp"]) > gpus:
         raise Unscorable(f"tp x pp x cp = {ranks} exceeds cluster.gpus = {gpus}")
@@ -45,7 +46,7 @@ def _or_assumed(row: Row, key: str, value: int | None, default: int) -> int:
 
 
 def _vpp(row: Row, framework: Framework, pp: int) -> int:
-    stated = row.config.count("vpp")
+    stated = row.config.degree("vpp")
     if stated is None and (said := re.search(r"recipe prints vp (\d{1,3})", (row.top.text("notes") or "").lower())):
         row.assume(f"vpp={said[1]} (as a later release prints the same recipe)")
         return int(said[1])
@@ -55,7 +56,7 @@ def _vpp(row: Row, framework: Framework, pp: int) -> int:
 
 
 def _expert(row: Row, model: Model, framework: Framework, tp: int, stage_ranks: int) -> dict[str, int]:
-    ep, etp = row.config.count("ep"), row.config.count("etp")
+    ep, etp = row.config.degree("ep"), row.config.degree("etp")
     if model.moe is None:
         return {"ep": 1, "etp": 1}
     if etp is None:
@@ -67,7 +68,7 @@ def _expert(row: Row, model: Model, framework: Framework, tp: int, stage_ranks: 
 
 
 def _recompute(row: Row, model: Model, framework: Framework, pp: int) -> dict[str, int]:
-    mode, modules = row.config.text("recompute"), row.config.data.get("recompute_modules")
+    mode, modules = row.config.word("recompute", _MODES), row.config.data.get("recompute_modules")
     layers = row.config.count("recompute_layers")
     if mode == "none":
         return {"recompute": 0}
@@ -77,10 +78,8 @@ def _recompute(row: Row, model: Model, framework: Framework, pp: int) -> dict[st
         return {"recompute": _modules(row, modules)}
     if mode == "selective":
         return _selective(row, model, framework, pp)
-    if mode is not None:
-        raise Unscorable(f"config.recompute = {mode[:40]!r}: must be none, selective or full")
     fields = default_recompute(framework.defaults.recompute.value, model)
-    row.assume(f"recompute={recompute_text(fields['recompute'], fields['recompute_layers'])}")
+    row.assume(f"recompute={recompute_text(fields['recompute'], fields['recompute_layers'])}{row.config.unknown('recompute')}")
     return fields
 
 
@@ -135,12 +134,10 @@ def _sequence_parallel(row: Row, framework: Framework, tp: int) -> int:
 
 
 def _schedule(row: Row) -> int:
-    word = row.config.text("pipeline_schedule")
-    if word is None:
-        return SCHEDULES["1f1b"]
-    if word.lower() not in _SCHEDULES:
-        raise Unscorable(f"config.pipeline_schedule = {word[:40]!r}: must be one of {', '.join(_SCHEDULES)}")
-    return _SCHEDULES[word.lower()]
+    known = row.config.word("pipeline_schedule", _SCHEDULES)
+    if known is None and (unknown := row.config.unknown("pipeline_schedule")):
+        row.assume(f"schedule=1f1b{unknown}")
+    return SCHEDULES["1f1b"] if known is None else known
 
 
 def _layout(row: Row, model: Model, framework: Framework, pp: int, vpp: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ from tuner.accuracy.sources import memory_kind
 from tuner.accuracy.step_time import measured_step_s
 from tuner.cluster import Sourced
 from tuner.errors import SpecError
-from tuner.job import PEAK_OF, Framework, Job
+from tuner.job import PEAK_OF, PRECISIONS, Framework, Job
 from tuner.load import load_spec
 from tuner.measurement import Measurement
 from tuner.presets import framework as framework_preset
@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 
     from tuner.cluster import Gpu
 
-_PRECISIONS = {"fp8-tensorwise": "fp8", "fp8-delayed": "fp8", "mxfp8-rceil": "mxfp8", "bfloat16": "bf16", "float16": "fp16"}
+_PRECISIONS = {name: name for name in PRECISIONS} | {
+    "fp8-tensorwise": "fp8",
+    "fp8-delayed": "fp8",
+    "mxfp8-rceil": "mxfp8",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "tf32": "fp32",
+}
 _ATTENTION = {
     "unfused": "unfused",
     "unfused-fused-softmax": "unfused",
@@ -37,7 +45,7 @@ _ATTENTION = {
     "flash2": "flash",
     "flash3": "flash",
 }
-_TASKS = ("pretrain", "sft", "lora")
+_TASKS = {"pretrain": "pretrain", "sft": "sft", "lora": "lora", "pretraining": "pretrain", "finetune": "sft", "finetuning": "sft"}
 
 
 @dataclass(slots=True)
@@ -154,9 +162,6 @@ def job_of(row: Row, year: int) -> Job:
     """Return the job of a row: model, cluster, framework, lengths, precision and attention kernel."""
     framework = _framework(row)
     model, cluster = model_of(row, framework), cluster_of(row)
-    task = row.top.text("task") or "pretrain"
-    if task not in _TASKS:
-        raise Unscorable(f"task = {task[:40]!r}: must be one of {', '.join(_TASKS)}")
     fields = {
         "model": model,
         "cluster": cluster,
@@ -166,7 +171,7 @@ def job_of(row: Row, year: int) -> Job:
         "global_batch": row.config.need("global_batch"),
         "precision": _precision(row, framework, cluster.gpu),
         "attention": _attention(row, framework, year),
-        "task": task,
+        "task": _task(row),
     }
     return load_spec(Job, fields, "row", units=False)
 
@@ -193,26 +198,35 @@ def _framework(row: Row) -> Framework:
 
 
 def _precision(row: Row, framework: Framework, gpu: Gpu) -> str:
-    stated = row.config.text("precision")
-    if stated is not None:
-        return _PRECISIONS.get(stated.lower(), stated.lower())
+    stated = row.config.word("precision", _PRECISIONS)
+    if stated is not None and any(p in gpu.peak for p in PEAK_OF[stated]):
+        return stated
     default = framework.defaults.precision
     found = default.value if default and any(p in gpu.peak for p in PEAK_OF[default.value]) else ("bf16" if "bf16" in gpu.peak else "fp16")
-    row.assume(f"precision={found}")
+    why = row.config.unknown("precision") if stated is None else f" ({gpu.name} has no {stated})"
+    row.assume(f"precision={found}{why}")
     return found
 
 
 def _attention(row: Row, framework: Framework, year: int) -> str:
-    stated = row.config.text("attention")
+    stated = row.config.word("attention", _ATTENTION)
     if stated is not None:
-        if stated.lower() not in _ATTENTION:
-            raise Unscorable(f"config.attention = {stated[:40]!r}: must be one of {', '.join(_ATTENTION)}")
-        return _ATTENTION[stated.lower()]
+        return stated
     kernel, since = framework.defaults.attention.value, framework.fused_attention_since
     if since is not None and year < since.value:
         kernel = "unfused"
-    row.assume(f"attention={kernel}")
+    row.assume(f"attention={kernel}{row.config.unknown('attention')}")
     return kernel
+
+
+def _task(row: Row) -> str:
+    """Return the task; one that is not known costs what tuning all weights costs, and stands apart from pretraining."""
+    task = row.top.word("task", _TASKS)
+    if task is None and row.top.text("task") is None:
+        return "pretrain"
+    if task is None:
+        row.assume(f"task=sft{row.top.unknown('task')}")
+    return task or "sft"
 
 
 def source_year(row: Row) -> int:

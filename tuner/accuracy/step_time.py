@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.accuracy.fields import Row, Unscorable
+from tuner.accuracy.fields import Row
 from tuner.cost_model.flops import attention_flops, full_recompute_flops, model_flops
 from tuner.job import peak_flops
 from tuner.plan import FULL, RECOMPUTE_MODULES
@@ -57,10 +57,8 @@ def recomputed_flops(job: Job, plan: Plan, *, causal: bool) -> float:
 
 
 def _choice(row: Row, key: str, known: dict[str, bool], default: str) -> bool:
-    word = row.top.text(key)
-    if word is None:
-        row.assume(f"{key}={default}")
+    stated = row.top.word(key, known)
+    if stated is None:
+        row.assume(f"{key}={default}{row.top.unknown(key)}")
         return known[default]
-    if word not in known:
-        raise Unscorable(f"{key} = {word[:40]!r}: must be one of {', '.join(known)}")
-    return known[word]
+    return stated

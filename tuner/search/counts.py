@@ -71,7 +71,7 @@ def sweep_counts(
     options: those of `sweep` (max_p_oom, max_memory). progress(counts done, of).
     """
     if job.tokens is None:
-        raise one_problem("--tokens", "", "", "is needed to tell how long a run takes", "like --tokens 15T")
+        raise one_problem("--tokens", "", None, "is needed to tell how long a run takes", "like --tokens 15T")
     results = []
     for done, gpus in enumerate(sorted(counts), start=1):
         results.append(_best_of(job, gpus, calibration, spec or SpaceSpec(), options))
