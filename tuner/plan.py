@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tuner.arrays import Ints, ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ALL_LAYERS = 1_000_000  # recompute_layers: no stage has more
 
@@ -79,6 +79,13 @@ class Plan:
         """Micro batches that one data-parallel replica runs in a step."""
         replicas = self.dp(gpus)
         return ceil_div(global_batch, self.micro_batch * (replicas + (replicas < 1)))
+
+    @classmethod
+    def table(cls, plans: Sequence[Plan]) -> Plan:
+        """Return single plans as one table of plans."""
+        import numpy as np
+
+        return cls(**{f.name: np.array([getattr(plan, f.name) for plan in plans], dtype=np.int64) for f in dataclasses.fields(cls)})
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -128,9 +128,7 @@ def predict(
 
 def table(plans: Sequence[Plan]) -> Plan:
     """Return single plans as one table of plans."""
-    import numpy as np
-
-    return Plan(**{f.name: np.array([getattr(plan, f.name) for plan in plans], dtype=np.int64) for f in dataclasses.fields(Plan)})
+    return Plan.table(plans)
 
 
 def _predictions(columns: Columns, n: int) -> list[Prediction]:

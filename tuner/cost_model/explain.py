@@ -178,11 +178,9 @@ def neighbours(job: Job, plan: Plan) -> list[tuple[str, Plan]]:
     listed += [("sequence_parallel", {"sequence_parallel": flag}) for flag in (0, 1)]
     listed += [("pipeline_layout", {"embedding_layers": e, "loss_layers": n}) for e, n in ((0, 0), (0, 1), (1, 0), (1, 1))]
     listed += [("offload", {"offload": code}) for code in (0, 1)]
-    for knob, change in listed:
-        candidate = dataclasses.replace(plan, **change)
-        if candidate != plan and bool(legal(job, candidate)):
-            found.append((knob, candidate))
-    return found
+    others = [(knob, dataclasses.replace(plan, **change)) for knob, change in listed]
+    ok = np.broadcast_to(legal(job, Plan.table([other for _, other in others])), len(others))
+    return found + [item for item, good in zip(others, ok, strict=True) if good and item[1] != plan]
 
 
 def _spelled(knob: str, plan: Plan) -> str:
@@ -224,10 +222,10 @@ def nearest_that_fits(job: Job, plan: Plan, calibration: Calibration, *, max_p_o
         if not reached:
             return None
         seen.update(reached)
-        results = [estimate(job, other, calibration) for other in reached]
-        fitting = [(float(r.step_s), i) for i, r in enumerate(results) if float(r.p_oom) < max_p_oom]
-        if fitting:
-            return reached[min(fitting)[1]]
-        order = sorted(range(len(reached)), key=lambda i: float(results[i].memory_bytes))
-        frontier = [reached[i] for i in order[:40]]
+        results = estimate(job, Plan.table(reached), calibration)
+        step_s, memory, p_oom = (np.broadcast_to(column, len(reached)) for column in (results.step_s, results.memory_bytes, results.p_oom))
+        fitting = np.flatnonzero(p_oom < max_p_oom)
+        if len(fitting):
+            return reached[fitting[np.argmin(step_s[fitting])]]
+        frontier = [reached[i] for i in np.argsort(memory, kind="stable")[:40]]
     return None

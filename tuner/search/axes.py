@@ -93,13 +93,13 @@ def divisors(number: int, largest: int) -> tuple[int, ...]:
 
 
 def tensor_degrees(job: Job) -> tuple[int, ...]:
-    """Divisors of the GPUs that the model's widths allow under the framework's rules, up to 64."""
+    """Divisors of the GPUs that the model's widths allow under the framework's rules, up to 64; 1 where none is allowed."""
     values = np.array(divisors(job.gpus, min(job.model.heads, LARGEST_TP)))
     good = np.ones(len(values), dtype=bool)
     for rule in enforced(job, "error"):
         if rule in SHARDS:
             good = good & rule.holds(job, Plan(tp=values, sequence_parallel=1))
-    return tuple(int(n) for n in values[good])
+    return tuple(int(n) for n in values[good]) or (1,)
 
 
 def context_degrees(job: Job) -> tuple[int, ...]:
