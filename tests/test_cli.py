@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.terminal import LLAMA, ROOT, TINY, run
-from tuner.cli import app
+from tuner.cli.app import app
 from tuner.errors import InfrastructureError
 
 VERBS = ("search", "estimate", "explain", "presets", "validate", "doctor")

@@ -16,7 +16,7 @@ import tuner
 from tests.terminal import ROOT
 from tests.test_cli import ROW
 from tuner import presets
-from tuner.cli import app
+from tuner.cli.app import app
 from tuner.load import load_file
 from tuner.search.space import SpaceSpec
 

@@ -54,7 +54,7 @@ class Problem:
         place = f"{self.where}: {self.path}" if self.path else self.where
         got = f" = {self.value}" if self.value else ""
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{place}{got}: {self.rule}{hint}"
+        return printable(f"{place}{got}: {self.rule}{hint}")
 
 
 class SpecError(TunerError):
@@ -81,12 +81,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known: {shown}" if names else ""
 
 
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]")
+UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\ufffb]")
 
 
 def printable(text: str) -> str:
     """Return the text with characters that steer a terminal (escapes, other directions of writing, lone surrogates) spelled out."""
-    return _UNSEEN.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
+    return UNSEEN.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
 def one_problem(where: str, path: str, value: object, rule: str, hint: str = "") -> SpecError:

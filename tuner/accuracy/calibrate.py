@@ -86,7 +86,7 @@ def _judged(name: str, framework: str, gpus: Sequence[str], fitted: Fitted | Non
         return None, "", f"{name}: {rows} rows, too few"
     change = f"{name}: {rows} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out"
     if not fitted.helps:
-        return None, "", f"{change}, declined: held-out jobs came out worse"
+        return None, "", f"{change}, declined: held-out jobs came out no better, or not clearly"
     file = file_of(name, framework, gpus, fitted)
     return file, text_of(file, fitted), f"{change}, written"
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tuner.accuracy.described import cluster_of, model_of
 from tuner.accuracy.fields import Row, Skipped, Unscorable, first_problem, read_lines, row_id, row_of
 from tuner.accuracy.knobs import plan_of
-from tuner.accuracy.sources import memory_kind
+from tuner.accuracy.sources import fact_of, memory_kind
 from tuner.accuracy.step_time import measured_step_s
 from tuner.cluster import Sourced
 from tuner.errors import SpecError
@@ -186,6 +186,9 @@ def _known_framework(name: str) -> Framework | None:
 
 def _framework(row: Row) -> Framework:
     name = row.top.text("framework") or "unstated"
+    other = fact_of(row).zero_3
+    if other and row.config.count("zero_stage", least=0) == 3:
+        name = other
     framework = _known_framework(name)
     if framework is None:
         framework = framework_preset("unstated")

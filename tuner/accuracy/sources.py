@@ -17,7 +17,7 @@ MemoryKind = Literal["allocated", "reserved", "device"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
     """title: words of the source's title, in lower case; where: read there; zero: its ZeRO stage; node: the cluster preset it ran on;
-    memory: what its memory figures count.
+    memory: what its memory figures count; zero_3: the framework of its ZeRO-3 runs.
     """
 
     title: str
@@ -25,6 +25,7 @@ class Fact:
     zero: int | None = None
     node: str | None = None
     memory: MemoryKind | None = None
+    zero_3: str | None = None
 
 
 FACTS = (
@@ -35,6 +36,11 @@ FACTS = (
         memory="allocated",
         where="huggingface/nanotron run_multinode.sh, the benchmark's base script: partition hopper-prod, FSx storage of AWS; "
         "src/nanotron/helpers.py: Mem Alloc (GB) is torch.cuda.max_memory_allocated (figures down to 1 GB leave no room for a context)",
+    ),
+    Fact(
+        title="efficient large-scale language model training",
+        zero_3="deepspeed",
+        where="arXiv 2104.04473 section 5.2: ZeRO-3 without model parallelism, by DeepSpeed",
     ),
     Fact(title="torchtitan", memory="reserved", where="pytorch/torchtitan torchtitan/components/metrics.py: max_reserved_gib"),
     Fact(title="zero bubble", memory="allocated", where="sail-sg/zero-bubble-pipeline-parallelism: torch.cuda.max_memory_allocated"),

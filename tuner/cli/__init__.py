@@ -5,6 +5,19 @@
 
 from __future__ import annotations
 
-from tuner.cli.app import app, main
+__all__ = ["main"]
 
-__all__ = ["app", "main"]
+
+def main() -> None:
+    """Run the command line: the console script `tuner`."""
+    import os
+    import sys
+
+    try:
+        from tuner.cli.app import run
+
+        code = run()
+    except KeyboardInterrupt:  # also while modules are being imported
+        os.write(2, b"tuner: interrupted\n")
+        code = 130
+    sys.exit(code)

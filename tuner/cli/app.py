@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import typer
 
 from tuner.cli import doctor, estimate, explain, presets, search, validate
 from tuner.cli.help import Group, Verb
-from tuner.cli.output import silence_stdout
+from tuner.cli.streams import failure, prepare, say, silence_stdout
 
 HELP = """\
 Finds the best parallelism configuration for training a large language model.
@@ -51,13 +48,16 @@ for verb in (search, estimate, explain, presets, validate, doctor):
     app.command(cls=Verb, name=verb.__name__.rpartition(".")[2], help=verb.HELP, short_help=verb.SHORT)(verb.VERB)
 
 
-def main() -> None:
-    """Run the command line: the console script `tuner`."""
+def run() -> int:
+    """Run the command line and return its exit code."""
+    prepare()
     try:
         app(prog_name="tuner")
     except BrokenPipeError:
         silence_stdout()
-        sys.exit(141)
-    except KeyboardInterrupt:
-        os.write(2, b"tuner: interrupted\n")
-        sys.exit(130)
+        return 141
+    except OSError as error:
+        silence_stdout()
+        say(failure(error))
+        return 4
+    return 0

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tuner.cli.options import ARGUMENTS
-from tuner.cli.output import json_text, silence_stdout
+from tuner.cli.output import json_text
+from tuner.cli.streams import failure, say, silence_stdout
 from tuner.errors import Problem, SpecError, TunerError
 
 if TYPE_CHECKING:
@@ -25,33 +26,45 @@ SHOWN = 40
 def guarded(run: Callable[[], int], show: Show) -> None:
     """Run a verb to its exit code, and turn what it raises into a message on stderr (and a record on stdout with --json)."""
     try:
-        code = run()
+        code = _answered(run, show)
         sys.stdout.flush()
-    except TunerError as error:
-        _say("\n".join(map(_spelled, error.problems)) if isinstance(error, SpecError) else str(error), limit=SHOWN)
-        _trace(show)
-        _record(show, error)
-        code = error.exit_code
     except BrokenPipeError:
         silence_stdout()
         code = 141
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         code = 130
     except MemoryError:
-        _say("this machine has too little memory for it")
+        say("this machine has too little memory for it")
+        code = 4
+    except OSError as error:
+        silence_stdout()
+        say(failure(error))
+        _trace(show)
         code = 4
     except Exception as error:
-        _say(f"internal error: {_one_line(error)}. Please report it with the command line; -vv shows where it happened")
+        say(f"internal error: {_one_line(error)}. Please report it with the command line; -vv shows where it happened")
         _trace(show)
         code = 4
     raise typer.Exit(code)
 
 
-def _spelled(problem: Problem) -> str:
-    """Return a problem's text; where it names an argument, as the option of the command line."""
+def _answered(run: Callable[[], int], show: Show) -> int:
+    """Return the verb's exit code, or that of a failure that a person can act on, once it has been reported."""
+    try:
+        return run()
+    except TunerError as error:
+        lines = [str(_spelled(p)) for p in error.problems] if isinstance(error, SpecError) else str(error).splitlines() or [""]
+        say("\n".join(lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])))
+        _trace(show)
+        _record(show, error)
+        return error.exit_code
+
+
+def _spelled(problem: Problem) -> Problem:
+    """Return a problem; where it names an argument, as the option of the command line."""
     option = {"seq_len": "--seq"}.get(problem.where, "--" + problem.where.replace("_", "-"))
-    return str(dataclasses.replace(problem, where=option) if problem.where in ARGUMENTS else problem)
+    return dataclasses.replace(problem, where=option) if problem.where in ARGUMENTS else problem
 
 
 def _record(show: Show, error: TunerError) -> None:
@@ -61,13 +74,6 @@ def _record(show: Show, error: TunerError) -> None:
     problems = [{name: getattr(p, name) for name in fields} for p in error.problems] if isinstance(error, SpecError) else []
     record: dict[str, Any] = {"error": {"kind": type(error).__name__, "message": str(error), "problems": problems}}
     sys.stdout.write(json_text(record) + "\n")
-
-
-def _say(text: str, limit: int = 1) -> None:
-    lines = text.splitlines() or [""]
-    shown = lines[:limit] + ([f"... and {len(lines) - limit} more"] if len(lines) > limit else [])
-    for line in shown:
-        sys.stderr.write(f"tuner: {line}\n")
 
 
 def _one_line(error: Exception) -> str:

@@ -7,20 +7,16 @@ import os
 import shutil
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import one_problem
+from tuner.errors import UNSEEN, SpecError, one_problem, printable
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 NO_TERMINAL_WIDTH = 120
-
-
-def silence_stdout() -> None:
-    """Let the interpreter's last flush go nowhere: the reader of our pipe has left."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def terminal_width() -> int:
@@ -34,19 +30,57 @@ def wants_color(no_color: bool) -> bool:
 
 
 def json_text(record: Any) -> str:
-    """Return a record as JSON text: valid JSON (no NaN), keys in their order."""
-    return json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
+    """Return a record as JSON text: valid JSON (no NaN), keys in their order, nothing in it that steers a terminal."""
+    text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
+    return UNSEEN.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
+
+
+def seen(record: Any) -> Any:
+    """Return a record for a report: its texts without what steers a terminal."""
+    if isinstance(record, str):
+        return "\n".join(map(printable, record.split("\n")))
+    if isinstance(record, dict):
+        return {name: seen(value) for name, value in record.items()}
+    return [seen(value) for value in record] if isinstance(record, list) else record
+
+
+def out_path(text: str) -> Path:
+    """Return the path that --out names. Raises SpecError."""
+    if not text.strip():
+        raise one_problem("--out", "", text, "must name a file or a folder")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise one_problem("--out", "", text, "names the home folder of an unknown user") from None
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file in one move: it is either the old one or the whole new one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write a file in one move: it is either the old one or the whole new one. What is no file (a pipe, a device) is written to,
+    and a link stays one.
+    """
+    data = (text if text.endswith("\n") else text + "\n").encode("utf-8", "spelled")
+    part = None
     try:
+        if (path.exists() and not path.is_file()) or path.parts[1:2] in (("dev",), ("proc",)):
+            with path.open("ab") as stream:
+                stream.write(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
-        part.replace(path)
-    except (OSError, ValueError) as error:
-        raise one_problem("--out", "", str(path), f"cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        target = path.resolve()
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        part.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, part)
+        part.replace(target)
+    except (OSError, RuntimeError, ValueError) as error:
+        if part is not None:
+            with suppress(OSError, ValueError):
+                part.unlink()
+        raise _unwritable(str(path), getattr(error, "strerror", None) or str(error)) from None
+
+
+def _unwritable(path: str, why: str) -> SpecError:
+    return one_problem("--out", "", path, f"cannot be written: {why}", "name a file in a folder that can be written to")
 
 
 class Progress:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.output import json_text, terminal_width, wants_color, write_file
+from tuner.cli.output import json_text, out_path, seen, terminal_width, wants_color, write_file
+from tuner.errors import printable
 from tuner.report.table import Page
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 def note(text: str, show: Show, level: int = 0) -> None:
     """Say something on stderr: always but with --quiet, from -v on (level 1) or -vv on (level 2)."""
     if not show.quiet and show.verbose >= level:
-        sys.stderr.write(text + "\n")
+        with suppress(OSError, ValueError):
+            sys.stderr.write(printable(text) + "\n")
 
 
 def page_for(show: Show) -> Page:
@@ -33,11 +36,11 @@ def publish(record: Any, text: Callable[[Any, Page], str], show: Show, write_fol
     or a name ending in .json for its record alone.
     """
     if show.out is not None:
-        path = Path(show.out).expanduser()
+        path = out_path(show.out)
         if write_folder is not None and path.suffix.lower() != ".json":
             note(f"wrote {path}/{{{','.join(write_folder(path))}}}", show)
         else:
             as_json = show.json or path.suffix.lower() == ".json"
-            write_file(path, json_text(record) if as_json else text(record, Page()))
+            write_file(path, json_text(record) if as_json else text(seen(record), Page()))
             note(f"wrote {path}", show)
-    sys.stdout.write((json_text(record) if show.json else text(record, page_for(show))) + "\n")
+    sys.stdout.write((json_text(record) if show.json else text(seen(record), page_for(show))) + "\n")

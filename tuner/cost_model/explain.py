@@ -226,6 +226,6 @@ def nearest_that_fits(job: Job, plan: Plan, calibration: Calibration, *, max_p_o
         step_s, memory, p_oom = (np.broadcast_to(column, len(reached)) for column in (results.step_s, results.memory_bytes, results.p_oom))
         fitting = np.flatnonzero(p_oom < max_p_oom)
         if len(fitting):
-            return reached[fitting[np.argmin(step_s[fitting])]]
+            return reached[int(fitting[np.argmin(step_s[fitting])])]
         frontier = [reached[i] for i in np.argsort(memory, kind="stable")[:40]]
     return None

@@ -70,8 +70,8 @@ class Fitted:
 
     @property
     def helps(self) -> bool:
-        """Whether rows that the fit had not seen came out clearly better, and the worst of them no worse."""
-        return self.after[0] < CLEARLY * self.before[0] and self.after[1] <= self.before[1]
+        """Whether rows that the fit had not seen came out clearly better, and the worst of them hardly worse."""
+        return self.after[0] < CLEARLY * self.before[0] and self.after[1] <= 1.1 * self.before[1]
 
 
 @dataclass(frozen=True, slots=True)
