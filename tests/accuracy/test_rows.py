@@ -273,3 +273,12 @@ def test_no_row_raises(places, top):
     assert isinstance(found, (Measurement, Skipped))
     if isinstance(found, Skipped):
         assert found.why
+
+
+def test_zero_3_of_narayanan_ran_deepspeed():
+    """arXiv 2104.04473, section 5.2; the row keeps the name it states."""
+    title = "Efficient Large-Scale Language Model Training on GPU Clusters"
+    rows = [changed(framework="megatron-lm", source={"title": title}, config={"zero_stage": stage}) for stage in (0, 3)]
+    made = [read(row) for row in rows]
+    assert [row.job.framework.name for row in made] == ["megatron-lm", "deepspeed"]
+    assert [row.framework for row in made] == ["megatron-lm", "megatron-lm"]

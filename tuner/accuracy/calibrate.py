@@ -1,12 +1,14 @@
 """`python -m tuner.accuracy.calibrate ROWS... -o FOLDER`: calibration files of frameworks, from published rows.
 
 A framework with rows on several GPUs gets one file for any GPU, and each of its GPUs one on top of that; a framework on one GPU gets
-that one. A file is written only where jobs that its fit had not seen came out better than without it; what is declined is said.
+that one. Each release of a framework with several gets one on top of both. A file is written only where jobs that its fit had not seen
+came out clearly better than without it; what is declined is said.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -44,11 +46,6 @@ def fit_steps(steps: Sequence[Step], bases: Mapping[str, Calibration]) -> Fitted
     return fit_coefficients(steps, bases, names_for(steps), source)
 
 
-def file_of(name: str, framework: str, gpus: Sequence[str], fitted: Fitted) -> CalibrationFile:
-    """Return the calibration file of a fit."""
-    return CalibrationFile(name=name, framework=framework, gpus=tuple(gpus), coefficients=fitted.overrides)
-
-
 def text_of(file: CalibrationFile, fitted: Fitted) -> str:
     """Return the YAML of a calibration file, with what it is worth as a comment."""
     lines = [
@@ -57,6 +54,7 @@ def text_of(file: CalibrationFile, fitted: Fitted) -> str:
         f"90th percentile {fitted.before[1]:.3f} -> {fitted.after[1]:.3f}.",
         f"name: {file.name}",
         f"framework: {file.framework}",
+        *([f'release: "{file.release}"'] if file.release else []),
         *([f"gpus: [{', '.join(file.gpus)}]"] if file.gpus else []),
         "coefficients:",
     ]
@@ -67,27 +65,35 @@ def text_of(file: CalibrationFile, fitted: Fitted) -> str:
 
 
 def calibrate_framework(framework: str, of_gpu: Mapping[str, list[Step]]) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, YAML or "", verdict) of a framework: on any GPU first, then on each with that beneath it."""
+    """Yield (name, YAML or "", verdict) of a framework: on any GPU, on each GPU with that beneath it, and each release with both."""
     bases = {gpu: calibration_for("auto", steps[0].job.cluster.gpu) for gpu, steps in of_gpu.items()}
+    every = [step for steps in of_gpu.values() for step in steps]
     if len(of_gpu) > 1:
-        every = [step for steps in of_gpu.values() for step in steps]
-        file, text, verdict = _judged(framework, framework, (), fit_steps(every, bases), len(every))
+        file, text, verdict = _judged(framework, framework, fit_steps(every, bases), len(every))
         yield framework, text, verdict
-        if file is not None:
-            bases = {gpu: layered(base, file) for gpu, base in bases.items()}
+        bases = {gpu: layered(base, file) if file else base for gpu, base in bases.items()}
     for gpu, steps in of_gpu.items():
         name = f"{framework}-{gpu}"
-        _, text, verdict = _judged(name, framework, (gpu,), fit_steps(steps, bases), len(steps))
+        file, text, verdict = _judged(name, framework, fit_steps(steps, bases), len(steps), gpus=(gpu,))
+        yield name, text, verdict
+        bases[gpu] = layered(bases[gpu], file) if file else bases[gpu]
+    releases = sorted({step.job.release for step in every if step.job.release})
+    for release in releases if len(releases) > 1 else ():
+        steps = [step for step in every if step.job.release == release]
+        name = f"{framework}-{re.sub('[^a-z0-9.]+', '-', release.lower()).strip('-')}"
+        _, text, verdict = _judged(name, framework, fit_steps(steps, bases), len(steps), release=release)
         yield name, text, verdict
 
 
-def _judged(name: str, framework: str, gpus: Sequence[str], fitted: Fitted | None, rows: int) -> tuple[CalibrationFile | None, str, str]:
+def _judged(
+    name: str, framework: str, fitted: Fitted | None, rows: int, *, gpus: Sequence[str] = (), release: str = ""
+) -> tuple[CalibrationFile | None, str, str]:
     if fitted is None:
         return None, "", f"{name}: {rows} rows, too few"
     change = f"{name}: {rows} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out"
     if not fitted.helps:
         return None, "", f"{change}, declined: held-out jobs came out no better, or not clearly"
-    file = file_of(name, framework, gpus, fitted)
+    file = CalibrationFile(name=name, framework=framework, release=release, gpus=tuple(gpus), coefficients=fitted.overrides)
     return file, text_of(file, fitted), f"{change}, written"
 
 

@@ -107,7 +107,7 @@ class Reader:
     def _job(self, row: Row) -> Job:
         before = len(row.assumed)
         year = source_year(row)
-        names = [row.top.text("framework") or "unstated", row.top.text("release"), row.top.text("task"), year]
+        names = [_framework_name(row), row.top.text("release"), row.top.text("task"), year]
         config = {key: row.config.data.get(key) for key in ("precision", "attention", "fused_norm", "global_batch")} | {
             "pure": "mp mode pure" in row.notes
         }
@@ -184,11 +184,13 @@ def _known_framework(name: str) -> Framework | None:
         return None
 
 
-def _framework(row: Row) -> Framework:
-    name = row.top.text("framework") or "unstated"
+def _framework_name(row: Row) -> str:
     other = fact_of(row).zero_3
-    if other and row.config.count("zero_stage", least=0) == 3:
-        name = other
+    return other if other and row.config.data.get("zero_stage") == 3 else row.top.text("framework") or "unstated"
+
+
+def _framework(row: Row) -> Framework:
+    name = _framework_name(row)
     framework = _known_framework(name)
     if framework is None:
         framework = framework_preset("unstated")
