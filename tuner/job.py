@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tuner.cluster import Cluster, Sourced
 from tuner.model import Model
+from tuner.plan_text import parse_layout, parse_recompute
 from tuner.spec import Name, Spec
 from tuner.units import Count, Tokens
 
@@ -15,6 +16,18 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mx
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["flash", "unfused"]
 Task = Literal["pretrain", "sft", "lora"]
+RuleFamily = Literal["always", "megatron", "torchtitan", "deepspeed", "nanotron", "fsdp", "zero-bubble"]
+BytesPerParameter = Annotated[int, Field(ge=0, le=64, strict=True)]
+
+
+def _recompute(text: str) -> str:
+    parse_recompute(text)
+    return text
+
+
+def _layout(text: str) -> str:
+    parse_layout(text)
+    return text
 
 
 class Defaults(Spec):
@@ -23,16 +36,16 @@ class Defaults(Spec):
     precision None: the best 16-bit type of the accelerator.
     """
 
-    recompute: Sourced[str]
-    vpp: Sourced[int]
-    zero: Sourced[int]
+    recompute: Sourced[Annotated[str, AfterValidator(_recompute)]]
+    vpp: Sourced[Annotated[int, Field(ge=1, le=1000, strict=True)]]
+    zero: Sourced[Annotated[int, Field(ge=0, le=3, strict=True)]]
     sequence_parallel: Sourced[bool]
     attention: Sourced[AttentionKernel]
     tp_overlap: Sourced[bool]
     dp_overlap: Sourced[bool]
     ep_overlap: Sourced[bool]
     cuda_graphs: Sourced[bool]
-    pipeline_layout: Sourced[str]
+    pipeline_layout: Sourced[Annotated[str, AfterValidator(_layout)]]
     precision: Sourced[Precision] | None = None
 
 
@@ -64,18 +77,18 @@ class Framework(Spec):
     name: Name
     aliases: tuple[Name, ...] = ()
     relatives: tuple[Name, ...] = ()
-    rules: tuple[Name, ...]
+    rules: tuple[RuleFamily, ...]
     defaults: Defaults
-    param_bytes: Sourced[int]
-    grad_bytes: Sourced[int]
-    optimizer_bytes: Sourced[int]
-    grad_shard_zero: Sourced[int]
-    padded_vocab: Sourced[int]
+    param_bytes: Sourced[BytesPerParameter]
+    grad_bytes: Sourced[BytesPerParameter]
+    optimizer_bytes: Sourced[BytesPerParameter]
+    grad_shard_zero: Sourced[Annotated[int, Field(ge=0, le=4, strict=True)]]
+    padded_vocab: Sourced[Annotated[int, Field(ge=1, le=2**20, strict=True)]]
     resharded_after_forward: Sourced[bool]
     fused_optimizer: Sourced[bool]
     bf16_grad_bytes: Sourced[int] | None = None
-    reduce_bytes: Sourced[int] | None = None
-    gather_bytes: Sourced[int] | None = None
+    reduce_bytes: Sourced[BytesPerParameter] | None = None
+    gather_bytes: Sourced[BytesPerParameter] | None = None
     pipeline_balance: Sourced[Literal["layers", "cost", "parameters"]] | None = None
     fused_activation: Sourced[bool] | None = None
     scattered_sends: Sourced[bool] | None = None

@@ -38,7 +38,8 @@ def parse_recompute(text: str) -> dict[str, int]:
     for module in name.split("+"):
         module = "core_attn" if module == "selective" else module
         if module not in RECOMPUTE_MODULES:
-            raise ValueError(nearest(module, ["none", "full", "selective", *RECOMPUTE_MODULES]))
+            known = ["none", "full", "selective", *RECOMPUTE_MODULES]
+            raise ValueError(f"must be none, selective, full or modules joined by + ({nearest(module[:40], known)})")
         mask |= RECOMPUTE_MODULES[module]
     return {"recompute": mask, "recompute_layers": ALL_LAYERS}
 
@@ -90,7 +91,7 @@ def _flag(text: object) -> int:
 def _choice(codes: Mapping[str, int]) -> Callable[[object], int]:
     def parse(text: object) -> int:
         if str(text) not in codes:
-            raise ValueError(nearest(str(text), codes))
+            raise ValueError(f"must be one of {', '.join(codes)}")
         return codes[str(text)]
 
     return parse

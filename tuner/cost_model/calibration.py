@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
-from tuner.errors import nearest, one_problem
+from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.load import load_spec, load_yaml, read_text
 from tuner.presets import configs_dir
 from tuner.spec import Name, Spec
@@ -60,6 +60,8 @@ class Coefficient(Spec):
     n: Annotated[int, Field(ge=0)] = 0
     residual: Annotated[float, Field(ge=0)] | None = None
     based_on: str = ""
+    least: Annotated[float, Field(exclude=True)] = 0.0
+    most: Annotated[float, Field(exclude=True)] = 1e30
 
 
 class Calibration(Spec):
@@ -132,11 +134,15 @@ class CalibrationFile(Spec):
 
 
 class _Registered(Spec):
-    """A coefficient as prior.yaml registers it."""
+    """A coefficient as prior.yaml registers it, with the least and most that a formula takes (0 and a thousand times `value` where it
+    does not say).
+    """
 
     words: Annotated[str, Field(min_length=1)]
     unit: str = ""
     value: float
+    least: Annotated[float, Field(ge=0)] = 0.0
+    most: Annotated[float, Field(ge=0)] | None = None
     source: Annotated[str, Field(min_length=1)]
 
 
@@ -150,7 +156,16 @@ class PriorFile(Spec):
 def from_prior(prior: PriorFile, pooled: CalibrationFile) -> Calibration:
     """Return the calibration of the prior and the curves pooled over GPUs; every coefficient says source: default."""
     coefficients = {
-        name: Coefficient(value=entry.value, prior=entry.value, words=entry.words, unit=entry.unit, source="default", based_on=entry.source)
+        name: Coefficient(
+            value=entry.value,
+            prior=entry.value,
+            words=entry.words,
+            unit=entry.unit,
+            source="default",
+            based_on=entry.source,
+            least=entry.least,
+            most=1000.0 * entry.value if entry.most is None else entry.most,
+        )
         for name, entry in prior.coefficients.items()
     }
     return Calibration(
@@ -171,6 +186,13 @@ def layered(base: Calibration, over: CalibrationFile) -> Calibration:
         raise one_problem(
             over.name, f"coefficients.{unknown[0]}", "", "is not a registered coefficient", nearest(unknown[0], base.coefficients)
         )
+    wrong = [
+        Problem(where=over.name, path=f"coefficients.{name}", value=str(entry.value), rule=f"must be from {own.least:g} to {own.most:g}")
+        for name, entry in over.coefficients.items()
+        if not (own := base.coefficients[name]).least <= entry.value <= own.most
+    ]
+    if wrong:
+        raise SpecError(wrong)
     changed = {
         name: base.coefficients[name].model_copy(update={"based_on": over.name, **entry.model_dump()})
         for name, entry in over.coefficients.items()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tuner.arrays import Bools, Ints, ceil_div
+from tuner.job import RuleFamily
 from tuner.plan import FULL, RECOMPUTE_MODULES
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ Severity = Literal["error", "duplicate", "warning"]
 ALWAYS = "always"
 MEGATRON, TORCHTITAN, DEEPSPEED, NANOTRON = "megatron", "torchtitan", "deepspeed", "nanotron"
 FSDP, ZERO_BUBBLE = "fsdp", "zero-bubble"
-FAMILIES = (ALWAYS, MEGATRON, TORCHTITAN, DEEPSPEED, NANOTRON, FSDP, ZERO_BUBBLE)
+FAMILIES: tuple[str, ...] = get_args(RuleFamily)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
