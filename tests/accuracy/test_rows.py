@@ -277,7 +277,7 @@ def test_no_row_raises(places, top):
 
 def test_zero_3_of_narayanan_ran_deepspeed():
     """arXiv 2104.04473, section 5.2; the row keeps the name it states."""
-    title = "Efficient Large-Scale Language Model Training on GPU Clusters"
+    title = "Narayanan et al. 2021"
     rows = [changed(framework="megatron-lm", source={"title": title}, config={"zero_stage": stage}) for stage in (0, 3)]
     made = [read(row) for row in rows]
     assert [row.job.framework.name for row in made] == ["megatron-lm", "deepspeed"]

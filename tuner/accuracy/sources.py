@@ -38,7 +38,7 @@ FACTS = (
         "src/nanotron/helpers.py: Mem Alloc (GB) is torch.cuda.max_memory_allocated (figures down to 1 GB leave no room for a context)",
     ),
     Fact(
-        title="efficient large-scale language model training",
+        title="narayanan et al. 2021",
         zero_3="deepspeed",
         where="arXiv 2104.04473 section 5.2: ZeRO-3 without model parallelism, by DeepSpeed",
     ),
