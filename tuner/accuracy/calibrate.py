@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FEWEST_ROWS = 5
 FEWEST_JOBS = 3
+FEWEST_OF_RELEASE = 14  # a handful of rows of one release says more about the rows than about the release
 
 
 def steps_by_framework(measurements: Iterable[Measurement]) -> dict[str, dict[str, list[Step]]]:
@@ -80,6 +81,8 @@ def calibrate_framework(framework: str, of_gpu: Mapping[str, list[Step]]) -> Ite
     releases = sorted({step.job.release for step in every if step.job.release})
     for release in releases if len(releases) > 1 else ():
         steps = [step for step in every if step.job.release == release]
+        if len(steps) < FEWEST_OF_RELEASE:
+            continue
         name = f"{framework}-{re.sub('[^a-z0-9.]+', '-', release.lower()).strip('-')}"
         _, text, verdict = _judged(name, framework, fit_steps(steps, bases), len(steps), release=release)
         yield name, text, verdict
