@@ -206,3 +206,17 @@ def test_any_text_is_a_preset_or_refused(text: str) -> None:
             read(text)
         except SpecError as error:
             assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),  # as nvidia-smi prints them
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("TPU v5p", "tpu-v5p"),
+        ("AWS Trainium2", "trainium2"),
+    ],
+)
+def test_a_gpu_by_the_name_that_its_vendor_gives_it(text: str, name: str) -> None:
+    assert presets.gpu(text).name == name

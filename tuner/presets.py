@@ -27,6 +27,7 @@ KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "sp
 _SUFFIXES = (".yaml", ".yml", ".json")
 _COUNTED = re.compile(r"(.+?)\s*[x*:]\s*(\d{1,9})", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,90}/[A-Za-z0-9][A-Za-z0-9._-]{0,90}")
+_VENDOR = re.compile(r"^(?:nvidia|amd-instinct|amd|intel|google|aws)-(?=.)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+?-]{0,99}")
 
 
@@ -170,17 +171,22 @@ def _is_hugging_face(data: dict[str, Any], path: Path) -> bool:
 
 
 def _lookup(kind: str, text: str) -> Path | None:
-    name = text.strip().lower().replace("_", "-")
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(text.strip()):
         return None
     folder = configs_dir() / kind
-    path = folder / f"{name}.yaml"
-    if path.is_file():
-        return path
-    for candidate in sorted(folder.glob("*.yaml")):
-        if name in candidate.read_text(encoding="utf-8").lower() and name in _aliases(candidate):
-            return candidate
+    for name in dict.fromkeys((text.strip().lower().replace("_", "-"), _plain(text))):
+        path = folder / f"{name}.yaml"
+        if path.is_file():
+            return path
+        for candidate in sorted(folder.glob("*.yaml")):
+            if name in candidate.read_text(encoding="utf-8").lower() and name in _aliases(candidate):
+                return candidate
     return None
+
+
+def _plain(text: str) -> str:
+    """Return a name as presets have it: "NVIDIA H100 SXM5" is h100-sxm5, and "TPU v5p" tpu-v5p."""
+    return _VENDOR.sub("", re.sub(r"[\s_]+", "-", text.strip().lower()))
 
 
 @lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.accuracy.row import GPT, changed, read, skipped
+from tuner import presets
 from tuner.accuracy.fields import MAX_BYTES, Skipped
 from tuner.accuracy.inter_node import inter_node_bandwidth
 from tuner.accuracy.rows import Reader, read_files
@@ -282,3 +283,10 @@ def test_zero_3_of_narayanan_ran_deepspeed():
     made = [read(row) for row in rows]
     assert [row.job.framework.name for row in made] == ["megatron-lm", "deepspeed"]
     assert [row.framework for row in made] == ["megatron-lm", "megatron-lm"]
+
+
+@pytest.mark.parametrize("gpu", presets.names("gpus"))
+def test_a_row_on_any_known_accelerator_is_read(gpu):
+    row = read(changed(cluster={"gpu": gpu, "gpus_per_node": ..., "nvlink_domain": ...}, config={"precision": ...}))
+    assert row.job.cluster.gpu.name == gpu
+    assert row.job.gpus == 1024

@@ -156,7 +156,9 @@ def _gpu(name: str) -> Gpu:
 
 @lru_cache(maxsize=256)
 def _usual_node(gpu: str) -> tuple[Cluster, bool]:
-    """Return the node preset with this GPU, and whether it is the GPU's own or that of the nearest relative by name."""
+    """Return the node preset with this GPU, and whether it is the GPU's own or that of the nearest relative: by name, else by memory
+    bandwidth among its vendor's.
+    """
     for name in (gpu, *names("clusters")):
         try:
             found = cluster_preset(name)
@@ -164,12 +166,13 @@ def _usual_node(gpu: str) -> tuple[Cluster, bool]:
             continue
         if found.gpu.name == gpu:
             return found, True
-    family = gpu.split("-")[0]
-    for name in names("clusters"):
-        found = cluster_preset(name)
-        if found.gpu.name.split("-")[0] == family:
-            return found, False
-    raise Unscorable(f"no cluster preset has a {gpu} or a relative of it")
+    nodes = [cluster_preset(name) for name in names("clusters")]
+    own = gpu_preset(gpu)
+    for node in nodes:
+        if node.gpu.name.split("-")[0] == gpu.split("-")[0]:
+            return node, False
+    kin = [node for node in nodes if node.gpu.vendor == own.vendor] or nodes
+    return min(kin, key=lambda node: max(node.gpu.hbm.value / own.hbm.value, own.hbm.value / node.gpu.hbm.value)), False
 
 
 def cluster_of(row: Row) -> Cluster:
