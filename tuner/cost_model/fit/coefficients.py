@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -172,7 +173,7 @@ def fit_coefficients(steps: Sequence[Step], calibrations: Mapping[str, Calibrati
     """
     tables = _tables(steps, calibrations)
     tables.sort(key=lambda table: (table.job.model.name, table.job.gpus, table.job.global_batch, table.job.seq_len))
-    tables = tables[:: -(-len(tables) // MOST_JOBS)]
+    tables = random.Random(0).sample(tables, min(len(tables), MOST_JOBS))  # noqa: S311 (an even draw that is the same every time)
     order = range(len(tables))
     folds = [order[k::FOLDS] for k in range(FOLDS) if order[k::FOLDS]]
     before = np.abs(_residuals(tables, {}))
