@@ -219,4 +219,4 @@ def test_any_text_is_a_preset_or_refused(text: str) -> None:
     ],
 )
 def test_a_gpu_by_the_name_that_its_vendor_gives_it(text: str, name: str) -> None:
-    assert presets.gpu(text).name == name
+    assert gpu(text).name == name
