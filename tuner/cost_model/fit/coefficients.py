@@ -33,6 +33,7 @@ LOSS_SCALE = 0.1  # log residuals well beyond this hardly count
 FOLDS = 4
 MOST_JOBS = 32  # a fit looks at no more jobs than this, evenly drawn: more of one framework's runs say little more
 MOST_SPREAD = 20.0
+COARSE_STEPS = 4
 CLEARLY = 0.9
 WORST = 0.5
 
@@ -149,20 +150,21 @@ def names_for(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def _coarse(cost: Callable[[Any], Any], start: Any, low: Any, high: Any) -> Any:
-    """Return a start that no step of a factor 2 or 8 in one coefficient betters: a floor that binds nowhere at the prior (a host that
-    is never waited for) has no gradient there to follow.
+    """Return a start that no step of a factor 2 or 8 in one coefficient betters, taking the best step of all each time: a floor that
+    binds nowhere at the prior (a host that is never waited for) has no gradient there to follow.
     """
     best, value = start, float(np.sum(cost(start) ** 2))
-    for _ in range(2):
-        before = value
+    for _ in range(COARSE_STEPS):
+        trials: list[tuple[float, int, Any]] = []
         for i in range(len(start)):
             for step in (-2.08, -0.69, 0.69, 2.08):
                 trial = best.copy()
                 trial[i] = np.clip(trial[i] + step, low[i] + 1e-6, high[i] - 1e-6)
-                if (found := float(np.sum(cost(trial) ** 2))) < value:
-                    best, value = trial, found
-        if value == before:
+                trials.append((float(np.sum(cost(trial) ** 2)), len(trials), trial))
+        found, _, trial = min(trials, key=lambda item: item[:2])
+        if found >= value:
             break
+        best, value = trial, found
     return best
 
 
