@@ -56,7 +56,7 @@ def text_of(file: CalibrationFile, fitted: Fitted) -> str:
         f"name: {file.name}",
         f"framework: {file.framework}",
         *([f'release: "{file.release}"'] if file.release else []),
-        *([f"gpus: [{', '.join(file.gpus)}]"] if file.gpus else []),
+        *(f"{key}: [{', '.join(names)}]" for key, names in (("gpus", file.gpus), ("fitted_on", file.fitted_on)) if names),
         "coefficients:",
     ]
     for key, entry in file.coefficients.items():
@@ -70,7 +70,8 @@ def calibrate_framework(framework: str, of_gpu: Mapping[str, list[Step]]) -> Ite
     bases = {gpu: calibration_for("auto", steps[0].job.cluster.gpu) for gpu, steps in of_gpu.items()}
     every = [step for steps in of_gpu.values() for step in steps]
     if len(of_gpu) > 1:
-        file, text, verdict = _judged(framework, framework, fit_steps(every, bases), len(every))
+        fitted_on = [gpu for gpu, steps in of_gpu.items() if len(steps) >= FEWEST_ROWS]
+        file, text, verdict = _judged(framework, framework, fit_steps(every, bases), len(every), fitted_on=fitted_on)
         yield framework, text, verdict
         bases = {gpu: layered(base, file) if file else base for gpu, base in bases.items()}
     for gpu, steps in of_gpu.items():
@@ -89,14 +90,23 @@ def calibrate_framework(framework: str, of_gpu: Mapping[str, list[Step]]) -> Ite
 
 
 def _judged(
-    name: str, framework: str, fitted: Fitted | None, rows: int, *, gpus: Sequence[str] = (), release: str = ""
+    name: str,
+    framework: str,
+    fitted: Fitted | None,
+    rows: int,
+    *,
+    gpus: Sequence[str] = (),
+    fitted_on: Sequence[str] = (),
+    release: str = "",
 ) -> tuple[CalibrationFile | None, str, str]:
     if fitted is None:
         return None, "", f"{name}: {rows} rows, too few"
     change = f"{name}: {rows} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out"
     if not fitted.helps:
         return None, "", f"{change}, declined: held-out jobs came out no better, or not clearly"
-    file = CalibrationFile(name=name, framework=framework, release=release, gpus=tuple(gpus), coefficients=fitted.overrides)
+    file = CalibrationFile(
+        name=name, framework=framework, release=release, gpus=tuple(gpus), fitted_on=tuple(fitted_on), coefficients=fitted.overrides
+    )
     return file, text_of(file, fitted), f"{change}, written"
 
 

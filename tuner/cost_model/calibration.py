@@ -118,12 +118,14 @@ class Override(Spec):
 class CalibrationFile(Spec):
     """A file of configs/calibrations: what it overrides of the layers before it.
 
-    gpus: GPU names it was fitted on (none: it holds on any); relatives: GPUs without a file of their own that it stands in for.
+    gpus: GPU names it is for (none: it holds on any); fitted_on: those its rows came from, where it holds on any; relatives: GPUs
+    without a file of their own that it stands in for.
     """
 
     name: Name
     gpus: tuple[Name, ...] = ()
     relatives: tuple[Name, ...] = ()
+    fitted_on: tuple[Name, ...] = ()
     framework: str = ""
     release: str = ""
     coefficients: dict[str, Override] = Field(default_factory=dict)
@@ -264,8 +266,8 @@ def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -
     generic = [f for f in files if not f.framework]
     chosen = [f for f in generic if names & set(f.gpus)] or [f for f in generic if names & set(f.relatives)]
     stacks = [_of_framework(files, name, names, release) for name in frameworks if name]
-    measured = [stack for stack in stacks if any(f.gpus for f in stack)] or [stack for stack in stacks[:1] if stack]
-    return chosen[:1] + (measured[0] if measured else [])
+    measured = [stack for stack in stacks if any(names & {*f.gpus, *f.fitted_on} for f in stack)]
+    return chosen[:1] + next(iter([*measured, *stacks[:1]]), [])
 
 
 def _of_framework(files: Sequence[CalibrationFile], framework: str, gpus: set[str], release: str) -> list[CalibrationFile]:
