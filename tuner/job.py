@@ -17,6 +17,7 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise
 AttentionKernel = Literal["flash", "unfused"]
 Task = Literal["pretrain", "sft", "lora"]
 RuleFamily = Literal["always", "megatron", "torchtitan", "deepspeed", "nanotron", "fsdp", "zero-bubble"]
+MOST_RAMP_STEPS = 10_000
 BytesPerParameter = Annotated[int, Field(ge=0, le=64, strict=True)]
 
 
@@ -147,9 +148,13 @@ class Job(Spec):
         gpu = self.cluster.gpu
         if not any(name in gpu.peak for name in PEAK_OF[self.precision]):
             raise ValueError(f"{gpu.name} has no {self.precision}: it has {', '.join(gpu.peak)}")
-        if self.ramp_up and (self.ramp_up.start > self.global_batch or (self.global_batch - self.ramp_up.start) % self.ramp_up.increment):
+        if self.ramp_up:
             ramp = f"start {self.ramp_up.start} by {self.ramp_up.increment}"
-            raise ValueError(f"ramp_up from {ramp} must reach global_batch = {self.global_batch} in whole steps")
+            steps, rest = divmod(self.global_batch - self.ramp_up.start, self.ramp_up.increment)
+            if steps < 0 or rest:
+                raise ValueError(f"ramp_up from {ramp} must reach global_batch = {self.global_batch} in whole steps")
+            if steps > MOST_RAMP_STEPS:
+                raise ValueError(f"ramp_up from {ramp} has more than {MOST_RAMP_STEPS} steps")
         if self.model.positions == "learned" and self.model.max_positions and self.seq_len > self.model.max_positions:
             raise ValueError(f"seq_len = {self.seq_len} exceeds the model's {self.model.max_positions} learned positions")
         return self

@@ -75,7 +75,7 @@ class Plan:
         degree = gpus // (self.etp * self.ep * self.pp)
         return degree + (degree < 1)
 
-    def microbatches(self, gpus: int, global_batch: int) -> Ints:
+    def microbatches(self, gpus: int, global_batch: Ints) -> Ints:
         """Micro batches that one data-parallel replica runs in a step."""
         replicas = self.dp(gpus)
         return ceil_div(global_batch, self.micro_batch * (replicas + (replicas < 1)))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.jobs import calibration_of, gpt_job, llama_job, moe_job
 from tuner.arrays import total
 from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu, training_seconds
+from tuner.errors import SpecError
 from tuner.job import RampUp
 from tuner.plan import FULL, Plan
 
@@ -136,3 +137,17 @@ def test_a_ramp_up_that_misses_the_full_batch_is_refused(start: int, increment: 
     """Megatron-LM num_microbatches_calculator.py: the increments must divide what is left from start to the global batch."""
     with pytest.raises(ValueError, match="must reach global_batch = 1536 in whole steps"):
         gpt_job(ramp_up=RampUp(start=start, increment=increment, samples=1000))
+
+
+def test_a_ramp_up_sums_the_steps_of_each_batch() -> None:
+    job = gpt_job(tokens=3e9, ramp_up=RampUp(start=192, increment=192, samples=10_000))
+    plan, known = Plan(tp=8, pp=8, sequence_parallel=1, recompute=FULL), calibration_of(job)
+    sizes = range(192, job.global_batch, 192)
+    ramp = sum(10_000 / len(sizes) / n * float(estimate(job.model_copy(update={"global_batch": n}), plan, known).step_s) for n in sizes)
+    rest = (3e9 / job.seq_len - 10_000) / job.global_batch * float(estimate(job, plan, known).step_s)
+    assert training_seconds(job, plan, known) == pytest.approx(ramp + rest, rel=1e-12)
+
+
+def test_a_ramp_up_has_no_more_steps_than_can_be_counted() -> None:
+    with pytest.raises(SpecError, match="more than 10000 steps"):
+        gpt_job().replace(global_batch=100_000_000, ramp_up=RampUp(start=1, increment=1, samples=1))

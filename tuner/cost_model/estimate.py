@@ -158,10 +158,10 @@ def training_seconds(job: Job, plan: Plan, calibration: Calibration) -> float:
     left = job.tokens / job.seq_len
     seconds = 0.0
     if job.ramp_up:
-        sizes = range(job.ramp_up.start, job.global_batch, job.ramp_up.increment)
-        for size in sizes:
+        sizes = np.arange(job.ramp_up.start, job.global_batch, job.ramp_up.increment)
+        steps, _ = step_time(job, plan, calibration, plan.microbatches(job.gpus, sizes), stages_to_watch(job, plan))
+        for size, step in zip(sizes.tolist(), np.broadcast_to(total(steps), sizes.shape).tolist(), strict=True):
             samples = min(job.ramp_up.samples / len(sizes), left)
-            step = float(estimate(job.model_copy(update={"global_batch": size}), plan, calibration).step_s)
             seconds += samples / size * step
             left -= samples
     return seconds + left / job.global_batch * float(estimate(job, plan, calibration).step_s)

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from tuner.cost_model.rules import enforced
-from tuner.errors import Problem, SpecError, nearest
+from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.plan import Plan
 from tuner.plan_text import KNOBS, SPELLINGS, default_recompute, parse_knobs
 from tuner.search.axes import coarser, default_axes
@@ -37,6 +37,8 @@ TIED = (
     ("recompute", "offload", "cuda_graphs"),
 )
 _LARGEST_TIE = 1_000_000
+_MESH = ("pp", "vpp", "tp", "cp", "ep", "etp", "micro_batch")  # rules tie any of these together
+_LARGEST_MESH = 100_000_000
 MOST_PLANS = 3_000_000  # legal plans of axes that nobody wrote: what a core sweeps in about two seconds
 AXES = tuple(knob for knob in KNOBS if knob != "dp")
 _LARGEST_AXIS = 100_000
@@ -265,8 +267,23 @@ def _problems(of: Callable[[], object]) -> list[Problem]:
 
 
 def _space(job: Job, values: Mapping[str, Iterable[Value]], limits: tuple[Limit, ...], where: str) -> Space:
-    axes = tuple(knob_axis(name, column, where) for name, column in values.items())
+    axes = tuple(_possible(job, knob_axis(name, column, where)) for name, column in values.items())
+    lengths = {a.knobs[0]: len(a) for a in axes if a.knobs[0] in _MESH}
+    if prod(lengths.values()) > _LARGEST_MESH:
+        counts = " x ".join(f"{n} of {name}" for name, n in lengths.items() if n > 1)
+        raise one_problem(where, "axes", None, f"{counts} are more than {_LARGEST_MESH:,} meshes", "name fewer values, or fix a knob")
     return _tied(_limited(Space(job=job, axes=axes, limits=limits), where))
+
+
+def _possible(job: Job, axis: Axis) -> Axis:
+    """Return the axis of a knob without values that no plan of this job has; all of them where none is possible."""
+    divided = {"tp": job.gpus, "pp": job.gpus, "cp": job.gpus, "micro_batch": job.global_batch}
+    if job.model.moe:
+        divided["ep"] = job.model.moe.experts
+    (knob,) = axis.knobs
+    if knob not in divided:
+        return axis
+    return axis.keep([i for i, n in enumerate(axis.fields[knob]) if divided[knob] % n == 0]) or axis
 
 
 def _more_than(space: Space, most: int) -> bool:
