@@ -220,3 +220,9 @@ def test_any_text_is_a_preset_or_refused(text: str) -> None:
 )
 def test_a_gpu_by_the_name_that_its_vendor_gives_it(text: str, name: str) -> None:
     assert gpu(text).name == name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_home_of_nobody(kind: str) -> None:
+    with pytest.raises(SpecError, match=r"~nobody-of-that-name/x\.yaml: names the home folder of an unknown user"):
+        find(kind, "~nobody-of-that-name/x.yaml")

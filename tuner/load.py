@@ -10,16 +10,16 @@ import json
 import math
 import re
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from tuner.errors import Problem, SpecError, nearest, one_problem
+from tuner.errors import Problem, SpecError, nearest, one_problem, printable
 from tuner.spec import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tuner.spec import Spec
 
@@ -65,6 +65,14 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
     if not text.strip():
         raise _refusal(where, "is empty")
     return text
+
+
+def path_of(text: str, where: str = "") -> Path:
+    """Return the path that a text names, with ~ for the home folder. Raises SpecError."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise one_problem(where or printable(text[:100]), "", text if where else None, "names the home folder of an unknown user") from None
 
 
 def load_yaml(path: Path) -> Any:

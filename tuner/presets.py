@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tuner.cluster import Cluster, Gpu
 from tuner.errors import SpecError, nearest, one_problem
 from tuner.job import Framework
-from tuner.load import load_foreign_json, load_spec, load_yaml
+from tuner.load import load_foreign_json, load_spec, load_yaml, path_of
 from tuner.model import Model
 from tuner.verbs import callable_module
 
@@ -49,7 +49,7 @@ def find(kind: str, text: str) -> Path:
     A text with a slash or with the suffix of a YAML or JSON file is a path. Raises SpecError with the nearest name.
     """
     if _is_path(text):
-        return _path(text)
+        return path_of(text)
     path = _lookup(kind, text)
     if path is None:
         raise _unknown(kind, text)
@@ -98,7 +98,7 @@ def cluster(text: str) -> Cluster:
     In a file, `gpu` is a preset's name or a whole description.
     """
     if _is_path(text):
-        return _read_cluster(_path(text))
+        return _read_cluster(path_of(text))
     if path := _lookup("clusters", text):
         return _read_cluster(path)
     counted = _COUNTED.fullmatch(text.strip()) if len(text) < 120 else None
@@ -151,13 +151,6 @@ def _read_cluster(path: Path) -> Cluster:
         except SpecError as error:
             raise SpecError([dataclasses.replace(p, where=f"{path}: gpu: {p.where}") for p in error.problems]) from None
     return load_spec(Cluster, data, str(path))
-
-
-def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise one_problem(text[:100], "", None, "names the home folder of an unknown user") from None
 
 
 def _is_path(text: str) -> bool:

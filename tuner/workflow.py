@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import one_problem
+from tuner.load import path_of
 from tuner.request import JOB_KEYS, SEARCH_KEYS, Problems, knobs, read_calibration, read_job, read_request
 
 if TYPE_CHECKING:
@@ -101,17 +102,21 @@ def explain(*, progress: Progress | None = None, no_search: bool = False, **give
 
 def validate(files: Any, *, calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:
     """Return how wrong the model is on the measured rows of these JSONL files."""
-    from tuner.accuracy.validate import document, score_files
+    from tuner.accuracy.rows import read_files
+    from tuner.accuracy.validate import document, score
 
-    paths = [Path(str(file)).expanduser() for file in ([files] if isinstance(files, (str, Path)) else files)]
-    if not paths:
+    names = [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
+    if not names:
         raise one_problem("files", "", None, "are missing", "JSONL files with measured rows")
+    problems = Problems()
+    read = [(Path(name), problems.trying(lambda name=name: read_files([path_of(name)]))) for name in names]  # type: ignore[misc]
+    problems.raise_any()
     scored, skipped = [], []
-    for done, path in enumerate(paths):
+    for done, (path, found) in enumerate(read):
         if progress is not None:
-            progress(f"scoring {path.name}: file", done + 1, len(paths))
-        found, left_out = score_files([path], str(calibration))
-        scored += found
+            progress(f"scoring {path.name}: file", done + 1, len(read))
+        measurements, left_out = found or ([], [])
+        scored += score(measurements, str(calibration))
         skipped += left_out
     return ValidateAnswer(document(scored, skipped))
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import tuner
 from tests.accuracy.row import GPT, changed, read, skipped
 from tuner import presets
 from tuner.accuracy.fields import MAX_BYTES, Skipped
@@ -290,3 +291,27 @@ def test_a_row_on_any_known_accelerator_is_read(gpu):
     row = read(changed(cluster={"gpu": gpu, "gpus_per_node": ..., "nvlink_domain": ...}, config={"precision": ...}))
     assert row.job.cluster.gpu.name == gpu
     assert row.job.gpus == 1024
+
+
+def test_a_line_ends_at_a_line_feed_alone(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    odd = changed(config={"notes": "a\u2028b\x85c\x0b"})
+    path.write_text(json.dumps(odd, ensure_ascii=False) + "\r\n" + json.dumps(GPT) + "\n", encoding="utf-8")
+    found, left_out = read_files([path])
+    assert (len(found), left_out) == (2, [])
+
+
+def test_half_a_surrogate_pair_in_a_text_is_no_reason_to_drop_a_row():
+    row = read(changed(id="\ud800x", framework="\udfff", model={"name": "\ud800"}))
+    assert row.id == "?x"
+
+
+def test_every_file_that_cannot_be_read_is_reported(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(SpecError) as caught:
+        tuner.validate([tmp_path / "empty.jsonl", tmp_path / "missing.jsonl", "~nobody-of-that-name/x.jsonl"])
+    assert [problem.rule for problem in caught.value.problems] == [
+        "is empty",
+        "no such file",
+        "names the home folder of an unknown user",
+    ]

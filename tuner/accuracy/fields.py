@@ -89,7 +89,7 @@ class Section:
         value = self.data.get(key)
         if value is not None and not isinstance(value, str):
             raise self._wrong(key, "must be text")
-        return value if value is None else value[:2000]
+        return value if value is None else _whole(value[:2000])
 
     def flag(self, key: str) -> bool | None:
         """Return a truth value."""
@@ -139,7 +139,12 @@ def row_of(data: dict[str, Any], stem: str, line: int) -> Row:
 def row_id(data: dict[str, Any], stem: str, line: int) -> str:
     """Return a row's id, or its file and line."""
     name = data.get("id")
-    return name[:LONGEST_ID] if isinstance(name, str) and name else f"{stem}:{line}"
+    return _whole(name[:LONGEST_ID]) if isinstance(name, str) and name else f"{stem}:{line}"
+
+
+def _whole(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which JSON can spell and no encoding can write."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def read_lines(path: Path) -> list[tuple[int, dict[str, Any] | Skipped]]:
@@ -148,7 +153,7 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any] | Skipped]]:
     A file that is missing, empty, too large or without one JSON object raises SpecError; a single bad line is skipped.
     """
     stem = path.stem
-    found = [(i, _parse(line, stem, i)) for i, line in enumerate(read_text(path, MAX_BYTES).splitlines(), start=1) if line.strip()]
+    found = [(i, _parse(line, stem, i)) for i, line in enumerate(read_text(path, MAX_BYTES).split("\n"), start=1) if line.strip()]
     if all(isinstance(item, Skipped) for _, item in found):
         first = found[0][1]
         raise one_problem(

@@ -76,10 +76,15 @@ def validate(paths: Sequence[Path], calibration: str = "auto") -> dict[str, Any]
 
 def score_files(paths: Iterable[Path], calibration: str = "auto") -> tuple[list[Scored], list[Skipped]]:
     """Return every scorable row of the files with its prediction, and the skipped rows."""
+    measurements, skipped = read_files(paths)
+    return score(measurements, calibration), skipped
+
+
+def score(measurements: Iterable[Measurement], calibration: str = "auto") -> list[Scored]:
+    """Return measurements with what the model predicts for each."""
     from tuner.cost_model.estimate import estimate, peak_memory
 
-    measurements, skipped = read_files(paths)
-    return predict(measurements, estimate, peak_memory, calibrations(calibration)), skipped
+    return predict(measurements, estimate, peak_memory, calibrations(calibration))
 
 
 def calibrations(text: str) -> Callable[[Job], Calibration]:

@@ -48,10 +48,9 @@ def out_path(text: str) -> Path:
     """Return the path that --out names. Raises SpecError."""
     if not text.strip():
         raise one_problem("--out", "", text, "must name a file or a folder")
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise one_problem("--out", "", text, "names the home folder of an unknown user") from None
+    from tuner.load import path_of  # brings pydantic
+
+    return path_of(text, "--out")
 
 
 def write_file(path: Path, text: str) -> None:
