@@ -158,3 +158,13 @@ def test_any_text_is_split_or_refused(text: str) -> None:
         assert split_knobs(text, "fuzz")
     except SpecError as error:
         assert error.problems
+
+
+@pytest.mark.parametrize("text", ["tp=2,tp=4", "micro_batch=1,mb=2", "sp=on sequence_parallel=off"])
+def test_a_knob_that_stands_twice_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="stands twice, first as"):
+        split_knobs(text, "--plan")
+
+
+def test_a_knob_said_twice_alike_is_said_once() -> None:
+    assert split_knobs("mb=2,micro_batch=2,tp=8", "--plan") == {"micro_batch": "2", "tp": "8"}

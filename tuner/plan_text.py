@@ -146,12 +146,22 @@ def parse_knobs(items: Mapping[str, object], where: str) -> dict[str, int]:
 
 
 def split_knobs(text: str, where: str) -> dict[str, str]:
-    """Return {"tp": "8", "pp": "2"} from "tp=8,pp=2". Raises SpecError."""
+    """Return {"tp": "8", "pp": "2"} from "tp=8,pp=2", short names written out. A knob that stands twice raises SpecError."""
     pairs = [part for part in re.split(r"[,\s]+", text.strip()) if part]
     bad = [part for part in pairs if "=" not in part]
     if bad or not pairs:
         raise SpecError([Problem(where=where, path="", value=repr(p)[:80], rule="must be like tp=8,pp=2") for p in bad or [text]])
-    return {key: value for key, _, value in (part.partition("=") for part in pairs)}
+    found: dict[str, str] = {}
+    problems = []
+    for part in pairs:
+        key, _, value = part.partition("=")
+        name = SPELLINGS.get(key, key)
+        if found.setdefault(name, value) != value:
+            rule = f"stands twice, first as {found[name][:40]}"
+            problems.append(Problem(where=where, path=name[:80], value=repr(value)[:80], rule=rule))
+    if problems:
+        raise SpecError(problems)
+    return found
 
 
 def plan_record(plan: Plan, gpus: int) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def read_aim(request: Request) -> Aim:
         return None if value is None else problems.trying(lambda: quantity(value, name, dimension))
 
     def choice(name: str, known: tuple[str, ...]) -> str:
-        value = str(getattr(request, name) or known[0])
+        given = getattr(request, name)
+        value = known[0] if given is None else str(given)
         if value not in known:
             problems.add(name, value, f"must be one of {', '.join(known)}", close(value, known))
         return value
