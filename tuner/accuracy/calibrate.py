@@ -1,42 +1,74 @@
 """`python -m tuner.accuracy.calibrate ROWS... -o FOLDER`: calibration files of frameworks, from published rows.
 
-A framework with rows on several GPUs gets one file for any GPU, and each of its GPUs one on top of that; a framework on one GPU gets
-that one. Each release of a framework with several gets one on top of both. A file is written only where jobs that its fit had not seen
-came out clearly better than without it; what is declined is said.
+One file a framework: coefficients fitted to its steps, written only where jobs that the fit had not seen came out clearly better with
+them, and its measured runs with the errors that are left, from which the residual process (cost_model/residual.py) tells the error near
+a plan. The kernel of that process is one for all frameworks and stands at the end of prior.yaml, which is written too.
+`--keep-coefficients` leaves the coefficients of the folder's files as they are.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import os
 import sys
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from tuner.accuracy.rows import read_files
-from tuner.cost_model.calibration import CalibrationFile, calibration_for, layered
-from tuner.cost_model.fit.coefficients import Fitted, Step, fit_coefficients, names_for
+from tuner.cost_model.calibration import CalibrationFile, Override, calibration_for, layered
+from tuner.cost_model.fit.coefficients import Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
+from tuner.cost_model.fit.residuals import HeldOut, fit_kernel, fit_noise, held_out, reach_of, weighed
+from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Residual, Runs, read_runs, runs_text
+from tuner.load import load_spec, load_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tuner.cost_model.calibration import Calibration
     from tuner.measurement import Measurement
 
 FEWEST_ROWS = 5
 FEWEST_JOBS = 3
-FEWEST_OF_RELEASE = 14  # a handful of rows of one release says more about the rows than about the release
+FEWEST_FOR_KERNEL = 10
+FEWEST_FOR_REACH = 100
+NOISY = 0.3  # a framework whose runs are noisier than this says nothing of how errors vary with the plan
 
 
-def steps_by_framework(measurements: Iterable[Measurement]) -> dict[str, dict[str, list[Step]]]:
-    """Return the timed pretraining steps by framework and GPU; superseded rows are left out."""
-    stacks: dict[str, dict[str, list[Step]]] = defaultdict(lambda: defaultdict(list))
+class Written(NamedTuple):
+    """A calibration file in the making: its coefficients (empty where they were declined), comment lines, and the verdict."""
+
+    framework: str
+    coefficients: dict[str, Override]
+    comments: tuple[str, ...]
+    verdict: str
+
+
+class Told(NamedTuple):
+    """A framework's runs, their series, and what the runs of other series say of each."""
+
+    runs: Runs
+    series: Any
+    noise: float
+    held: HeldOut
+
+
+def steps_by_framework(measurements: Iterable[Measurement]) -> dict[str, list[Step]]:
+    """Return the timed pretraining steps by framework, in the order of their GPUs; superseded rows are left out."""
+    stacks: dict[str, list[Step]] = defaultdict(list)
     for row in measurements:
         if row.step_s and not row.superseded and row.job.task == "pretrain":
-            step = Step(id=row.id, job=row.job, plan=row.plan, step_s=row.step_s)
-            stacks[row.job.framework.name][row.job.cluster.gpu.name].append(step)
-    return {framework: dict(sorted(of_gpu.items())) for framework, of_gpu in sorted(stacks.items())}
+            series = "|".join(str(value) for value in row.series.values())
+            stacks[row.job.framework.name].append(Step(id=row.id, job=row.job, plan=row.plan, step_s=row.step_s, series=series))
+    return {name: sorted(steps, key=lambda step: step.job.cluster.gpu.name) for name, steps in sorted(stacks.items())}
+
+
+def bases_of(steps: Sequence[Step]) -> dict[str, Calibration]:
+    """Return the calibration of each GPU of these steps, without any framework's."""
+    return {step.job.cluster.gpu.name: calibration_for("auto", step.job.cluster.gpu) for step in steps}
 
 
 def fit_steps(steps: Sequence[Step], bases: Mapping[str, Calibration]) -> Fitted | None:
@@ -47,90 +79,160 @@ def fit_steps(steps: Sequence[Step], bases: Mapping[str, Calibration]) -> Fitted
     return fit_coefficients(steps, bases, names_for(steps), source)
 
 
-def text_of(file: CalibrationFile, fitted: Fitted) -> str:
+def judged(framework: str, steps: Sequence[Step]) -> Written:
+    """Return the coefficients of a framework, or none where held-out jobs came out no better or there are too few rows."""
+    fitted = fit_steps(steps, bases_of(steps))
+    if fitted is None:
+        return Written(framework, {}, (), f"{framework}: {len(steps)} rows, too few for coefficients")
+    change = f"{framework}: {len(steps)} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out"
+    if not fitted.helps:
+        return Written(framework, {}, (), f"{change}, coefficients declined: held-out jobs came out no better, or not clearly")
+    comment = (
+        f"# Coefficients on jobs held out: median |log error| {fitted.before[0]:.3f} -> {fitted.after[0]:.3f}, "
+        f"90th percentile {fitted.before[1]:.3f} -> {fitted.after[1]:.3f}."
+    )
+    return Written(framework, fitted.overrides, (comment,), f"{change}, written")
+
+
+def kept(folder: Path, framework: str) -> Written:
+    """Return what the folder's file of a framework has of coefficients."""
+    path = folder / f"{framework}.yaml"
+    if not path.is_file():
+        return Written(framework, {}, (), f"{framework}: no file")
+    file: CalibrationFile = load_spec(CalibrationFile, load_yaml(path), str(path))
+    comments = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# Coefficients"))
+    return Written(framework, dict(file.coefficients), comments, f"{framework}: coefficients kept")
+
+
+def run_of(step: Step, log_error: float) -> list[Any]:
+    """Return a step as a line of residual.COLUMNS, with weight 1."""
+    job, model = step.job, step.job.model
+    sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch, int(model.moe is not None), int(model.mla is not None))
+    knobs = (int(getattr(step.plan, name)) for name in FIELDS)
+    return [step.id, job.cluster.gpu.name, job.release, job.precision, *sizes, *knobs, round(log_error, 5), 1]
+
+
+def runs_of(steps: Sequence[Step], coefficients: Mapping[str, Override], bases: Mapping[str, Calibration]) -> tuple[list[list[Any]], Any]:
+    """Return the lines of residual.COLUMNS of steps, with the log errors that `coefficients` on top of `bases` leave, and their series."""
+    over = CalibrationFile(name="fitted", coefficients=dict(coefficients))
+    by_job: dict[int, list[Step]] = defaultdict(list)
+    for step in steps:
+        by_job[id(step.job)].append(step)
+    ordered = [step for of_job in by_job.values() for step in of_job]
+    left = log_errors(tables_of(ordered, {gpu: layered(base, over) for gpu, base in bases.items()}), {})
+    lines = [run_of(step, error) for step, error in zip(ordered, left.tolist(), strict=True)]
+    return lines, np.array([step.series for step in ordered])
+
+
+def measured_runs(kernel: Kernel, noise: float, lines: Sequence[list[Any]], reach90: float) -> MeasuredRuns:
+    """Return runs as a calibration file has them: broken ones bounded and weighed down."""
+    runs = weighed(kernel, noise, read_runs(runs_text(lines)))
+    values = zip(lines, runs.log_error.tolist(), runs.weight.tolist(), strict=True)
+    text = runs_text([[*line[:-2], round(error, 5), round(weight, 2)] for line, error, weight in values])
+    return MeasuredRuns(noise=noise, reach90=round(reach90, 3), runs=text)
+
+
+def tell(kernel: Kernel, noise: float, lines: Sequence[list[Any]], series: Any) -> Told:
+    """Return what runs of other series say of each run."""
+    measured = measured_runs(kernel, noise, lines, 1.0)
+    runs = read_runs(runs_text(lines))
+    return Told(runs, series, noise, held_out(Residual(kernel, measured), series))
+
+
+def text_of(written: Written, measured: MeasuredRuns | None, gpus: Sequence[str], error: str = "") -> str:
     """Return the YAML of a calibration file, with what it is worth as a comment."""
-    lines = [
-        "# Written by `python -m tuner.accuracy.calibrate`; change the fit, not this file.",
-        f"# Jobs held out: median |log error| {fitted.before[0]:.3f} -> {fitted.after[0]:.3f}, "
-        f"90th percentile {fitted.before[1]:.3f} -> {fitted.after[1]:.3f}.",
-        f"name: {file.name}",
-        f"framework: {file.framework}",
-        *([f'release: "{file.release}"'] if file.release else []),
-        *(f"{key}: [{', '.join(names)}]" for key, names in (("gpus", file.gpus), ("fitted_on", file.fitted_on)) if names),
-        "coefficients:",
-    ]
-    for key, entry in file.coefficients.items():
+    on = f"gpus: [{gpus[0]}]" if len(gpus) == 1 else f"fitted_on: [{', '.join(gpus)}]"
+    lines = ["# Written by `python -m tuner.accuracy.calibrate`; change the fit, not this file.", *written.comments]
+    lines += [error] if error else []
+    lines += [f"name: {written.framework}", f"framework: {written.framework}", on]
+    lines += ["coefficients:"] if written.coefficients else []
+    for key, entry in written.coefficients.items():
         residual = "" if entry.residual is None else f", residual: {entry.residual}"
         lines.append(f'  {key}: {{value: {entry.value}, source: "{entry.source}", n: {entry.n}{residual}}}')
+    if measured is not None:
+        lines += ["measured:", f"  noise: {measured.noise}", f"  reach90: {measured.reach90}", "  runs: |"]
+        lines += [f"    {line}" for line in measured.runs.splitlines()]
     return "\n".join(lines) + "\n"
 
 
-def calibrate_framework(framework: str, of_gpu: Mapping[str, list[Step]]) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, YAML or "", verdict) of a framework: on any GPU, on each GPU with that beneath it, and each release with both."""
-    bases = {gpu: calibration_for("auto", steps[0].job.cluster.gpu) for gpu, steps in of_gpu.items()}
-    every = [step for steps in of_gpu.values() for step in steps]
-    if len(of_gpu) > 1:
-        fitted_on = [gpu for gpu, steps in of_gpu.items() if len(steps) >= FEWEST_ROWS]
-        file, text, verdict = _judged(framework, framework, fit_steps(every, bases), len(every), fitted_on=fitted_on)
-        yield framework, text, verdict
-        bases = {gpu: layered(base, file) if file else base for gpu, base in bases.items()}
-    for gpu, steps in of_gpu.items():
-        name = f"{framework}-{gpu}"
-        file, text, verdict = _judged(name, framework, fit_steps(steps, bases), len(steps), gpus=(gpu,))
-        yield name, text, verdict
-        bases[gpu] = layered(bases[gpu], file) if file else bases[gpu]
-    releases = sorted({step.job.release for step in every if step.job.release})
-    for release in releases if len(releases) > 1 else ():
-        steps = [step for step in every if step.job.release == release]
-        if len(steps) < FEWEST_OF_RELEASE:
-            continue
-        name = f"{framework}-{re.sub('[^a-z0-9.]+', '-', release.lower()).strip('-')}"
-        _, text, verdict = _judged(name, framework, fit_steps(steps, bases), len(steps), release=release)
-        yield name, text, verdict
-
-
-def _judged(
-    name: str,
-    framework: str,
-    fitted: Fitted | None,
-    rows: int,
-    *,
-    gpus: Sequence[str] = (),
-    fitted_on: Sequence[str] = (),
-    release: str = "",
-) -> tuple[CalibrationFile | None, str, str]:
-    if fitted is None:
-        return None, "", f"{name}: {rows} rows, too few"
-    change = f"{name}: {rows} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out"
-    if not fitted.helps:
-        return None, "", f"{change}, declined: held-out jobs came out no better, or not clearly"
-    file = CalibrationFile(
-        name=name, framework=framework, release=release, gpus=tuple(gpus), fitted_on=tuple(fitted_on), coefficients=fitted.overrides
+def errors_comment(told: Told) -> str:
+    """Return the comment that says how far left-out series are off."""
+    off = np.abs(np.expm1(told.held.mean - told.runs.log_error))
+    return (
+        f"# Runs of series left out, told by the others: {100 * np.median(off):.1f} % off (median), {100 * np.quantile(off, 0.9):.1f} % "
+        "(90th percentile)."
     )
-    return file, text_of(file, fitted), f"{change}, written"
+
+
+def calibrate(frameworks: Mapping[str, Sequence[Step]], written: Mapping[str, Written]) -> tuple[dict[str, str], Kernel, float]:
+    """Return the text of each framework's file, the kernel over all, and the reach90 of frameworks with few runs."""
+    lines = {name: runs_of(steps, written[name].coefficients, bases_of(steps)) for name, steps in frameworks.items()}
+    enough = {name: of for name, of in lines.items() if len(of[0]) >= FEWEST_ROWS and len(set(of[1].tolist())) >= FEWEST_JOBS}
+    ready = {name: (read_runs(runs_text(of)), series) for name, (of, series) in enough.items()}
+    clean = {name: of for name, of in ready.items() if len(of[1]) >= FEWEST_FOR_KERNEL and spread_of(of[0]) < NOISY}
+    kernel, noises = fit_kernel(clean)
+    told = {name: tell(kernel, noises.get(name) or fit_noise(kernel, *ready[name]), of, series) for name, (of, series) in enough.items()}
+    few = [of for of in told.values() if len(of.series) < FEWEST_FOR_REACH]
+    pooled = reach_of(
+        np.concatenate([of.runs.log_error for of in few]),
+        HeldOut(np.concatenate([of.held.mean for of in few]), np.concatenate([of.held.deviation for of in few])),
+    )
+    texts = {}
+    for name, steps in frameworks.items():
+        measured, comment = None, ""
+        if name in told:
+            of = told[name]
+            reach = reach_of(of.runs.log_error, of.held) if len(of.series) >= FEWEST_FOR_REACH else pooled
+            measured, comment = measured_runs(kernel, of.noise, enough[name][0], reach), errors_comment(of)
+        if measured is not None or written[name].coefficients:
+            gpus = list(dict.fromkeys(step.job.cluster.gpu.name for step in steps))
+            texts[name] = text_of(written[name], measured, gpus, comment)
+    return texts, kernel, pooled
+
+
+def spread_of(runs: Runs) -> float:
+    """Return the median distance of log errors from their median: a rough noise."""
+    return float(np.median(np.abs(runs.log_error - np.median(runs.log_error))))
+
+
+def with_kernel(prior: str, kernel: Kernel, reach90: float) -> str:
+    """Return the text of prior.yaml with another kernel at its end."""
+    head = prior[: prior.index("\nkernel:")] if "\nkernel:" in prior else prior.rstrip()
+    block = [f"  {name}: {value}" for name, value in kernel.model_dump().items()]
+    return "\n".join([head.rstrip(), "kernel:", *block, f"reach90: {round(reach90, 3)}"]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Fit every framework of the files and write what helps."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="+", type=Path)
-    parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--only", help="one framework")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="a folder with a prior.yaml")
+    parser.add_argument("--keep-coefficients", action="store_true", help="fit the runs alone")
+    parser.add_argument("--only", action="append", help="fit the coefficients of this framework alone, and the runs of all")
     options = parser.parse_args(arguments)
     measurements, _ = read_files(options.rows)
-    for framework, of_gpu in steps_by_framework(measurements).items():
-        if options.only not in (None, framework):
-            continue
-        for name, text, verdict in calibrate_framework(framework, of_gpu):
-            sys.stderr.write(verdict + "\n")
-            path = options.out / f"{name}.yaml"
-            if not text:
-                path.unlink(missing_ok=True)
-                continue
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
+    frameworks = steps_by_framework(measurements)
+    fitting = [name for name in frameworks if not options.keep_coefficients and (not options.only or name in options.only)]
+    written = {name: kept(options.out, name) for name in frameworks if name not in fitting}
+    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
+        largest = sorted(fitting, key=lambda name: -len(frameworks[name]))
+        for done in pool.map(judged, largest, [frameworks[name] for name in largest]):
+            sys.stderr.write(done.verdict + "\n")
+            written[done.framework] = done
+    texts, kernel, reach90 = calibrate(frameworks, written)
+    for name in frameworks:
+        _put(options.out / f"{name}.yaml", texts.get(name, ""))
+    _put(options.out / "prior.yaml", with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel, reach90))
     return 0
+
+
+def _put(path: Path, text: str) -> None:
+    if not text:
+        path.unlink(missing_ok=True)
+        return
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _origin(row_id: str) -> str:

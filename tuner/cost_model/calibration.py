@@ -2,7 +2,7 @@
 
 A calibration is an immutable value made of layers: `configs/calibrations/prior.yaml` (the registry of scalar coefficients) and
 pooled.yaml (curves pooled over GPUs), then the file of the GPU, then that of the framework and release. Each number keeps its prior, the
-source it came from, how many rows made it and the residual they left.
+source it came from, how many rows made it and the residual they left. A framework's file also has its measured runs (residual.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
+from tuner.cost_model.residual import Kernel, MeasuredRuns, Residual
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.load import load_spec, load_yaml, read_text
 from tuner.presets import configs_dir
@@ -78,6 +79,8 @@ class Calibration(Spec):
     grouped: dict[str, GroupedCurve]
     attention: dict[str, AttentionCurve]
     collectives: dict[str, CollectiveCurve]
+    kernel: Kernel
+    measured: MeasuredRuns | None = None
 
     @field_validator("gemm", "grouped")
     @classmethod
@@ -91,6 +94,11 @@ class Calibration(Spec):
 
     def __getitem__(self, name: str) -> float:
         return self.coefficients[name].value
+
+    @cached_property
+    def residual(self) -> Residual | None:
+        """What measured runs say of the model's error; None where the calibration has none."""
+        return None if self.measured is None else Residual(self.kernel, self.measured)
 
     @cached_property
     def hash(self) -> str:
@@ -133,6 +141,7 @@ class CalibrationFile(Spec):
     grouped: dict[str, GroupedCurve] = Field(default_factory=dict)
     attention: dict[str, AttentionCurve] = Field(default_factory=dict)
     collectives: dict[str, CollectiveCurve] = Field(default_factory=dict)
+    measured: MeasuredRuns | None = None
 
 
 class _Registered(Spec):
@@ -149,10 +158,14 @@ class _Registered(Spec):
 
 
 class PriorFile(Spec):
-    """configs/calibrations/prior.yaml: the registry of scalar coefficients. A new name is an entry there and nothing else."""
+    """configs/calibrations/prior.yaml: the registry of scalar coefficients (a new name is an entry there and nothing else), the kernel
+    of the residual process, and the reach90 of frameworks with few runs.
+    """
 
     name: Name
     coefficients: dict[str, _Registered]
+    kernel: Kernel
+    reach90: Annotated[float, Field(gt=0)]
 
 
 def from_prior(prior: PriorFile, pooled: CalibrationFile) -> Calibration:
@@ -174,6 +187,7 @@ def from_prior(prior: PriorFile, pooled: CalibrationFile) -> Calibration:
         name=prior.name,
         layers=(prior.name, pooled.name),
         coefficients=coefficients,
+        kernel=prior.kernel,
         gemm=pooled.gemm,
         grouped=pooled.grouped,
         attention=pooled.attention,
@@ -211,6 +225,7 @@ def layered(base: Calibration, over: CalibrationFile) -> Calibration:
             "grouped": {**base.grouped, **over.grouped},
             "attention": {**base.attention, **over.attention},
             "collectives": {**base.collectives, **over.collectives},
+            "measured": over.measured or base.measured,
         }
     )
 
@@ -235,7 +250,8 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     if text == "auto":
         for over in _matching(folder, gpu, (framework, *relatives), release):
             base = layered(base, over)
-        return base
+        # a relative's coefficients stand in; its runs say nothing of this framework's own
+        return base if base.framework == framework else base.model_copy(update={"measured": None})
     path = folder / f"{text}.yaml"
     if not _NAME.fullmatch(text) or not path.is_file():
         path = Path(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,10 +14,13 @@ from tuner.cost_model.data_parallel import embedding_reduce_seconds, exposed, op
 from tuner.cost_model.flops import model_flops
 from tuner.cost_model.memory import Memory, out_of_memory_probability, stage_memory
 from tuner.cost_model.pipeline import StageTime, all_stages_seconds, bubble_seconds, pieces, stage_time, stages_to_watch
+from tuner.cost_model.residual import correction, spread90
 from tuner.cost_model.weights import Weights, stage_weights
 from tuner.job import peak_flops
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
     from tuner.plan import Plan
@@ -33,20 +37,21 @@ class StepTime:
     optimizer: Floats = term("s", "gradient norm and update", "bytes of Adam's state / HBM bandwidth")
     fixed: Floats = term("s", "what a step costs whatever its size", "calibration: step_fixed_s")
     jitter: Floats = term("s", "stragglers", "calibration: jitter_per_doubling x log2(GPUs)")
+    residual: Floats = term("s", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a plan costs: columns that broadcast to the plan's shape.
 
-    step_s: seconds a step, which spread divides and multiplies to its 90 % interval low_s to high_s; memory_bytes: device bytes of
-    a rank of the fullest stage
-    (worst_stage), p_oom: probability that it runs out; slowest_stage: index of the stage that sets the pace; step: the parts
+    step_s: seconds a step, which spread() divides and multiplies to its 90 % interval low_s to high_s; memory_bytes: device bytes
+    of a rank of the fullest stage (worst_stage), p_oom: probability that it runs out; slowest_stage: index of the stage that sets
+    the pace; step: the parts
     of step_s; calibration: its hash.
     """
 
     step_s: Floats
-    spread: float
+    spread: Callable[[], Floats]
     memory_bytes: Floats
     p_oom: Floats
     worst_stage: Ints
@@ -57,18 +62,19 @@ class Estimate:
     @property
     def low_s(self) -> Floats:
         """Lower end of the 90 % interval of a step, in seconds."""
-        return self.step_s / self.spread
+        return self.step_s / self.spread()
 
     @property
     def high_s(self) -> Floats:
         """Upper end of the 90 % interval of a step, in seconds."""
-        return self.step_s * self.spread
+        return self.step_s * self.spread()
 
 
 def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
     """Return time and memory of one step of `job` under `plan`.
 
-    step = m x slowest stage + bubble + exposed data-parallel communication + optimizer + fixed, times (1 + jitter).
+    step = m x slowest stage + bubble + exposed data-parallel communication + optimizer + fixed, times (1 + jitter), times what the
+    calibration's measured runs say of the model's error near here (residual.py).
     """
     microbatches = plan.microbatches(job.gpus, job.global_batch)
     watched = stages_to_watch(job, plan)
@@ -76,7 +82,7 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
     memory_bytes, worst_stage = _most(stage_memory(job, plan, calibration, microbatches, watched).device, watched)
     return Estimate(
         step_s=total(step),
-        spread=1.0 + calibration["time_spread_90"],
+        spread=lambda: spread(job, plan, calibration),
         memory_bytes=memory_bytes,
         p_oom=out_of_memory_probability(job, memory_bytes, calibration),
         worst_stage=worst_stage,
@@ -98,7 +104,7 @@ def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints
     reduce = embedding_reduce_seconds(job, plan, calibration)
     fixed = calibration["step_fixed_s"]
     jitter = calibration["jitter_per_doubling"] * math.log2(job.gpus)
-    return StepTime(
+    step = StepTime(
         steady=steady,
         bubble=bubble,
         dp_comm=dp_comm,
@@ -106,7 +112,20 @@ def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints
         optimizer=optimizer,
         fixed=fixed,
         jitter=((steady + bubble) + ((dp_comm + reduce) + (optimizer + fixed))) * jitter,
-    ), slowest_stage
+        residual=0.0,
+    )
+    if calibration.residual is None:
+        return step, slowest_stage
+    return dataclasses.replace(step, residual=total(step) * (correction(job, plan, calibration.residual) - 1.0)), slowest_stage
+
+
+def spread(job: Job, plan: Plan, calibration: Calibration) -> Floats:
+    """Return the factor by which a step time divided and multiplied spans its 90 % interval: told by how near measured runs are, or
+    by time_spread_90 where the calibration has none.
+    """
+    if calibration.residual is None:
+        return 1.0 + calibration["time_spread_90"]
+    return spread90(job, plan, calibration.residual)
 
 
 def _at(column: Floats, row: int, watched: Ints) -> Floats:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu
+from tuner.cost_model.residual import ratio_spread90
 from tuner.cost_model.rules import broken
 from tuner.plan import Plan
 
@@ -24,7 +25,7 @@ Basis = Literal["analytic", "calibrated", "measured"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A ranked plan (units as in Estimate). tied: its interval overlaps the best plan's, so the two cannot be told apart;
+    """A ranked plan (units as in Estimate). tied: it cannot be told apart from the best plan, see `_alike`;
     problems: what a framework's rules say against it (only a person's own plan has any).
     """
 
@@ -72,9 +73,9 @@ def rank(
     estimates = _each(job, plans, calibration)
     if not estimates:
         return Ranking(rows=(), objective=objective, current=_current(job, current, calibration, objective, []))
-    best = estimates[0]
-    rows = tuple(_row(job, plan, e, i + 1, best) for i, (plan, e) in enumerate(zip(plans, estimates, strict=True)))
-    return Ranking(rows=rows, objective=objective, current=_current(job, current, calibration, objective, estimates))
+    alike = _alike(job, plans, calibration, estimates)
+    rows = tuple(_row(job, plan, e, i + 1, tied) for i, (plan, e, tied) in enumerate(zip(plans, estimates, alike, strict=True)))
+    return Ranking(rows=rows, objective=objective, current=_current(job, current, calibration, objective, estimates, plans[0]))
 
 
 class _Cost(NamedTuple):
@@ -99,13 +100,26 @@ def _each(job: Job, plans: Sequence[Plan], calibration: Calibration) -> list[_Co
     return [_Cost(*row) for row in zip(*columns, strict=True)]
 
 
-def _current(job: Job, plan: Plan | None, calibration: Calibration, objective: Objective, others: list[_Cost]) -> Row | None:
+def _alike(job: Job, plans: Sequence[Plan], calibration: Calibration, costs: Sequence[_Cost]) -> list[bool]:
+    """Return whether each plan may be as fast as the first: the ratio of their step times is within what it is known to in 90 % of
+    cases, or, without measured runs, their intervals overlap.
+    """
+    if calibration.residual is None:
+        return [of.low_s <= costs[0].high_s for of in costs]
+    known = ratio_spread90(job, Plan.table(plans), len(plans), calibration.residual)
+    return [of.step_s / costs[0].step_s <= spread for of, spread in zip(costs, known.tolist(), strict=True)]
+
+
+def _current(
+    job: Job, plan: Plan | None, calibration: Calibration, objective: Objective, others: list[_Cost], best: Plan | None = None
+) -> Row | None:
     if plan is None:
         return None
     own = _each(job, [plan], calibration)[0]
     better = sum(_key(e, objective) < _key(own, objective) for e in others)
+    tied = not others or _alike(job, [best or plan, plan], calibration, [others[0], own])[1]
     problems = tuple(f"{rule.severity}: {text}" for rule, text in broken(job, plan))
-    return _row(job, plan, own, better + 1, others[0] if others else own, problems)
+    return _row(job, plan, own, better + 1, tied, problems)
 
 
 def _key(of: _Cost, objective: Objective) -> tuple[float, float]:
@@ -113,7 +127,7 @@ def _key(of: _Cost, objective: Objective) -> tuple[float, float]:
     return (memory, step) if objective == "memory" else (step, memory)
 
 
-def _row(job: Job, plan: Plan, of: _Cost, place: int, best: _Cost, problems: tuple[str, ...] = ()) -> Row:
+def _row(job: Job, plan: Plan, of: _Cost, place: int, tied: bool, problems: tuple[str, ...] = ()) -> Row:
     return Row(
         rank=place,
         plan=plan,
@@ -126,6 +140,6 @@ def _row(job: Job, plan: Plan, of: _Cost, place: int, best: _Cost, problems: tup
         worst_stage=int(of.worst_stage),
         p_oom=float(of.p_oom),
         basis="analytic",
-        tied=of.low_s <= best.high_s,
+        tied=tied,
         problems=problems,
     )

@@ -54,12 +54,13 @@ DOUBT: Mapping[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A measured step: id, job, plan and seconds."""
+    """A measured step: id, job, plan and seconds; series: the runs it is compared with, left out with it."""
 
     id: str
     job: Job
     plan: Plan
     step_s: float
+    series: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class Table:
     """The steps of one job as columns."""
 
     job: Job
@@ -91,7 +92,8 @@ class _Table:
     base: Calibration
 
 
-def _tables(steps: Sequence[Step], calibrations: Mapping[str, Calibration]) -> list[_Table]:
+def tables_of(steps: Sequence[Step], calibrations: Mapping[str, Calibration]) -> list[Table]:
+    """Return the steps as one table a job; calibrations: the one each is predicted with, by GPU name."""
     by_job: dict[int, list[Step]] = defaultdict(list)
     for step in steps:
         by_job[id(step.job)].append(step)
@@ -99,7 +101,7 @@ def _tables(steps: Sequence[Step], calibrations: Mapping[str, Calibration]) -> l
     for of_job in by_job.values():
         columns = {f.name: np.array([getattr(s.plan, f.name) for s in of_job], dtype=np.int64) for f in dataclasses.fields(Plan)}
         seconds = np.log(np.array([s.step_s for s in of_job]))
-        made.append(_Table(of_job[0].job, Plan(**columns), seconds, calibrations[of_job[0].job.cluster.gpu.name]))
+        made.append(Table(of_job[0].job, Plan(**columns), seconds, calibrations[of_job[0].job.cluster.gpu.name]))
     return made
 
 
@@ -108,7 +110,8 @@ def _with(base: Calibration, values: Mapping[str, float]) -> Calibration:
     return base.model_copy(update={"coefficients": {**base.coefficients, **changed}})
 
 
-def _residuals(tables: Sequence[_Table], values: Mapping[str, float]) -> Any:
+def log_errors(tables: Sequence[Table], values: Mapping[str, float]) -> Any:
+    """Return log(measured / predicted) of every row of the tables, in order, with these coefficients in place of their calibrations'."""
     parts: list[Any] = []
     made: dict[int, Calibration] = {}
     for table in tables:
@@ -120,7 +123,7 @@ def _residuals(tables: Sequence[_Table], values: Mapping[str, float]) -> Any:
     return np.concatenate(parts)
 
 
-def _solve(tables: Sequence[_Table], names: Sequence[str], near: Mapping[str, float] | None = None) -> dict[str, float]:
+def _solve(tables: Sequence[Table], names: Sequence[str], near: Mapping[str, float] | None = None) -> dict[str, float]:
     """Return the coefficients of least cost; near: where to start (else a coarse search around the prior)."""
     from scipy.optimize import least_squares
 
@@ -129,7 +132,7 @@ def _solve(tables: Sequence[_Table], names: Sequence[str], near: Mapping[str, fl
     low, high = (np.log([DOUBT[name][i] for name in names]) for i in (1, 2))
 
     def cost(theta: Any) -> Any:
-        r = _residuals(tables, dict(zip(names, np.exp(theta).tolist(), strict=True))) / LOSS_SCALE
+        r = log_errors(tables, dict(zip(names, np.exp(theta).tolist(), strict=True))) / LOSS_SCALE
         return np.concatenate([np.sign(r) * np.sqrt(np.log1p(r * r)), (theta - prior) / doubt])
 
     if near is None:
@@ -173,21 +176,21 @@ def fit_coefficients(steps: Sequence[Step], calibrations: Mapping[str, Calibrati
 
     The interval's half-width (time_spread_90) is the 90th percentile of the out-of-fold |log error|.
     """
-    tables = _tables(steps, calibrations)
+    tables = tables_of(steps, calibrations)
     tables.sort(key=lambda table: (table.job.model.name, table.job.gpus, table.job.global_batch, table.job.seq_len))
     tables = random.Random(0).sample(tables, min(len(tables), MOST_JOBS))  # noqa: S311 (an even draw that is the same every time)
     order = range(len(tables))
     folds = [order[k::FOLDS] for k in range(FOLDS) if order[k::FOLDS]]
-    before = np.abs(_residuals(tables, {}))
+    before = np.abs(log_errors(tables, {}))
     values = _solve(tables, names)
     unseen = []
     for fold in folds:
         rest = [tables[i] for i in order if i not in fold]
         without = _solve(rest, names, values) if rest else {}
-        unseen.append(np.abs(_residuals([tables[i] for i in fold], without)))
+        unseen.append(np.abs(log_errors([tables[i] for i in fold], without)))
     after = np.concatenate(unseen)
     spread = min(math.expm1(float(np.quantile(after, 0.9))), MOST_SPREAD)
-    residual = float(np.median(np.abs(_residuals(tables, values))))
+    residual = float(np.median(np.abs(log_errors(tables, values))))
     overrides = {
         name: Override(value=float(f"{value:.4g}"), source=source, n=len(steps), residual=round(residual, 4))
         for name, value in values.items()

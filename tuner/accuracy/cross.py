@@ -1,0 +1,151 @@
+"""`tuner validate --cross`: each row predicted from a calibration that has not seen its series, its model or its source.
+
+A framework's coefficients are refitted without the rows left out by iterating the same robust, prior-held least squares on the model's
+derivative at the shipped coefficients, and the residual process forgets the rows in closed form. Held as they are: the hardware's
+curves, the kernel, each framework's noise and reach90 (a few numbers over hundreds of rows).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, measured_runs, run_of
+from tuner.cost_model.calibration import calibration_for
+from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, Step, log_errors, tables_of
+from tuner.cost_model.fit.residuals import WORST, without
+from tuner.cost_model.residual import Residual
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tuner.accuracy.validate import Prediction, Scored
+    from tuner.cost_model.calibration import Calibration
+    from tuner.job import Job
+
+Left = Literal["series", "model", "source"]
+LEFT: tuple[Left, ...] = ("series", "model", "source")
+ITERATIONS = 6
+STEP = 1e-3
+
+
+def left_out(item: Scored, left: Left) -> str:
+    """Return what is left out together with a row: its series, all rows of its model in its source, or its source."""
+    row = item.row
+    if left == "source":
+        return row.source
+    return f"{row.source}|{row.job.model.name}" if left == "model" else f"{row.source}|" + "|".join(map(str, row.series.values()))
+
+
+def cross(
+    scored: Sequence[Scored], calibration_of: Callable[[Job], Calibration], progress: Callable[[int, int], None] | None = None
+) -> dict[Left, list[Scored]]:
+    """Return the rows with step times told without what each leaves out; rows that no calibration was fitted to stay as they are."""
+    told: dict[Left, dict[str, Prediction]] = {left: {} for left in LEFT}
+    by_framework: dict[str, list[Scored]] = defaultdict(list)
+    for item in scored:
+        row = item.row
+        if row.step_s and not row.superseded and row.job.task == "pretrain":
+            by_framework[row.job.framework.name].append(item)
+    for done, items in enumerate(by_framework.values()):
+        if progress is not None:
+            progress(done, len(by_framework))
+        fitted = linearised(items, calibration_of)
+        for left in LEFT:
+            told[left].update(_told(fitted, left))
+    return {left: [dataclasses.replace(i, said=told[left].get(i.row.id, i.said)) for i in scored] for left in LEFT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linearised:
+    """A framework's rows: log errors (n,) without its coefficients and with them, their derivative (n, k) by the logarithms of the
+    coefficients, where these stand (k,) from the prior, and the prior's doubt (k,).
+    """
+
+    items: list[Scored]
+    steps: list[Step]
+    calibration: Calibration
+    bare: Any
+    fitted: Any
+    slope: Any
+    moved: Any
+    doubt: Any
+
+
+def linearised(items: Sequence[Scored], calibration_of: Callable[[Job], Calibration]) -> Linearised:
+    """Return a framework's rows with the model's derivative at its coefficients."""
+    by_job: dict[int, list[Scored]] = defaultdict(list)
+    for item in items:
+        by_job[id(item.row.job)].append(item)
+    ordered = [item for of_job in by_job.values() for item in of_job]
+    steps = [Step(id=i.row.id, job=i.row.job, plan=i.row.plan, step_s=i.row.step_s or 0.0) for i in ordered]
+    bases = {step.job.cluster.gpu.name: calibration_for("auto", step.job.cluster.gpu) for step in steps}
+    tables = tables_of(steps, bases)
+    calibration = calibration_of(ordered[0].row.job)
+    own = calibration.framework == ordered[0].row.job.framework.name
+    values = {name: calibration[name] for name in DOUBT if own and calibration.coefficients[name].based_on == calibration.name}
+    prior = {name: next(iter(bases.values()))[name] for name in values}
+    bare, fitted = log_errors(tables, {}), log_errors(tables, values)
+    slopes = [(log_errors(tables, values | {name: value * np.exp(STEP)}) - fitted) / STEP for name, value in values.items()]
+    return Linearised(
+        items=ordered,
+        steps=steps,
+        calibration=calibration,
+        bare=bare,
+        fitted=fitted,
+        slope=np.stack(slopes, axis=-1) if slopes else np.zeros((len(ordered), 0)),
+        moved=np.log([values[name] / prior[name] for name in values]) if values else np.zeros(0),
+        doubt=np.array([DOUBT[name][0] for name in values]),
+    )
+
+
+def refitted(of: Linearised, rest: Any) -> Any:
+    """Return the log errors of all rows with the coefficients of the rows `rest` (indices) alone: reweighted least squares for the
+    Cauchy loss of the fit, on its derivative. Too few rows leave the prior.
+    """
+    if not len(of.doubt):
+        return of.bare
+    jobs = {id(of.items[i].row.job) for i in rest.tolist()}
+    if len(rest) < FEWEST_ROWS or len(jobs) < FEWEST_JOBS:
+        return of.bare
+    slope, step = of.slope[rest], np.zeros(len(of.doubt))
+    for _ in range(ITERATIONS):
+        errors = of.fitted[rest] + slope @ step
+        weight = 1.0 / (LOSS_SCALE**2 + errors**2)
+        normal = slope.T @ (weight[:, None] * slope) + np.diag(1.0 / of.doubt**2)
+        step = np.linalg.solve(normal, -slope.T @ (weight * of.fitted[rest]) - of.moved / of.doubt**2)
+    return of.fitted + of.slope @ step
+
+
+def _told(of: Linearised, left: Left) -> dict[str, Prediction]:
+    groups = np.array([left_out(item, left) for item in of.items])
+    found: dict[str, Prediction] = {}
+    process = _process(of)
+    for group in np.unique(groups):
+        these = np.flatnonzero(groups == group)
+        errors = refitted(of, np.flatnonzero(groups != group))
+        mean, half = np.zeros(len(these)), np.full(len(these), np.log1p(of.calibration["time_spread_90"]))
+        if process is not None:
+            inverse, weight, residual = process
+            bounded = np.clip(errors, -WORST, WORST)
+            held = without(inverse, bounded, inverse @ bounded, weight, residual.noise, these)
+            mean, half = held.mean, held.deviation * residual.measured.reach90
+        for k, i in enumerate(these.tolist()):
+            row, said = of.items[i].row, of.items[i].said
+            seconds, spread = (row.step_s or 0.0) * float(np.exp(mean[k] - errors[i])), float(np.exp(half[k]))
+            found[row.id] = said._replace(step_s=seconds, low_s=seconds / spread, high_s=seconds * spread)
+    return found
+
+
+def _process(of: Linearised) -> tuple[Any, Any, Residual] | None:
+    """Return the inverse covariance of the rows, their weights and the residual process, or None where the framework has none."""
+    residual = of.calibration.residual
+    if residual is None:
+        return None
+    lines = [run_of(step, error) for step, error in zip(of.steps, of.fitted.tolist(), strict=True)]
+    solved = Residual(residual.kernel, measured_runs(residual.kernel, residual.noise, lines, residual.measured.reach90)).solved
+    return solved.inverse_root.T @ solved.inverse_root, solved.runs.weight, residual

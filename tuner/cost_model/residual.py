@@ -1,0 +1,289 @@
+"""What measured runs near a job and plan say of the model's error there: a Gaussian process over log(measured / predicted).
+
+Symbols: i, j runs of one framework; [G], [R], [P] whether two runs share GPU, release and precision; kj(l) = exp(-|x - x'|^2 / 2l) over
+the job's features x; rho_k = exp(-(z_k - z'_k)^2 / 2 plan_reach) over one knob z_k of the plan (degrees and batch in doublings).
+
+    k = offset + gpu [G] + release [R] + recipe [R][G][P] + job (1 + [R]) / 2 kj(job_reach) + near [G] (0.3 + 0.7 [P]) kj(near_reach)
+        + (plan + plan_job (1 + [G]) / 2 kj(job_reach)) sum_k rho_k
+
+The correction is additive over the knobs, so on an open grid it is one small table an axis, and one formula serves a plan and a grid.
+Far from every run the correction fades to none and the interval widens to the prior's.
+Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, equations 2.25 and 2.26; additive kernels: Duvenaud 2011,
+arXiv 1112.4394.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from tuner.plan import FULL
+from tuner.spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tuner.arrays import Floats, Ints
+    from tuner.job import Job
+    from tuner.plan import Plan
+
+# The knobs that the correction sees: field of Plan, and how one of its values becomes a coordinate.
+KNOBS: tuple[tuple[str, Callable[[int], float]], ...] = (
+    ("tp", math.log2),
+    ("pp", math.log2),
+    ("vpp", math.log2),
+    ("cp", math.log2),
+    ("ep", math.log2),
+    ("micro_batch", math.log2),
+    ("recompute", lambda bits: 2.0 * (bits > 0)),
+    ("recompute", lambda bits: 2.0 * (bits & FULL > 0)),
+    ("sequence_parallel", lambda flag: 2.0 * flag),
+    ("zero", float),
+)
+FIELDS = tuple(dict.fromkeys(name for name, _ in KNOBS))
+JOB_COLUMNS = ("hidden", "layers", "seq_len", "gpus", "global_batch", "moe", "mla")
+COLUMNS = ("id", "gpu", "release", "precision", *JOB_COLUMNS, *FIELDS, "log_error", "weight")
+
+
+class Kernel(Spec):
+    """Variances of log(measured / predicted) by what runs share, and the squared reaches over jobs and knobs."""
+
+    offset: Annotated[float, Field(ge=0)]
+    gpu: Annotated[float, Field(ge=0)]
+    release: Annotated[float, Field(ge=0)]
+    recipe: Annotated[float, Field(ge=0)]
+    job: Annotated[float, Field(ge=0)]
+    near: Annotated[float, Field(ge=0)]
+    plan: Annotated[float, Field(ge=0)]
+    plan_job: Annotated[float, Field(ge=0)]
+    job_reach: Annotated[float, Field(gt=0)]
+    near_reach: Annotated[float, Field(gt=0)]
+    plan_reach: Annotated[float, Field(gt=0)]
+
+    @property
+    def prior(self) -> float:
+        """Variance of the correction of a job and plan that no run is near."""
+        same = self.offset + self.gpu + self.release + self.recipe + self.job + self.near
+        return same + (self.plan + self.plan_job) * len(KNOBS)
+
+
+class Runs(NamedTuple):
+    """Measured runs as columns: names, (n, 7) job features, (n, 10) knobs, log(measured / predicted), and how many times the noise's
+    variance each has (1; more for one that its neighbours contradict).
+    """
+
+    ids: tuple[str, ...]
+    gpu: Any
+    release: Any
+    precision: Any
+    job: Any
+    knobs: Any
+    log_error: Any
+    weight: Any
+
+
+class MeasuredRuns(Spec):
+    """The runs of one framework, as its calibration file has them.
+
+    noise: standard deviation of one run's log error; reach90: how many standard deviations hold 90 % of the runs of series that were
+    left out; runs: CSV of COLUMNS.
+    """
+
+    noise: Annotated[float, Field(gt=0)]
+    reach90: Annotated[float, Field(gt=0)] = 1.645
+    runs: str
+
+    @field_validator("runs")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        read_runs(text)
+        return text
+
+
+class Residual(NamedTuple):
+    """A framework's runs under the kernel."""
+
+    kernel: Kernel
+    measured: MeasuredRuns
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one run's log error."""
+        return self.measured.noise
+
+    @property
+    def solved(self) -> Solved:
+        """The runs with their covariance factored."""
+        return _solved(self.kernel, self.measured.noise, self.measured.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """Runs, the inverse L^-1 of their covariance's Cholesky factor, and the weights K^-1 y."""
+
+    runs: Runs
+    inverse_root: Any
+    weights: Any
+
+
+@lru_cache(maxsize=32)
+def _solved(kernel: Kernel, noise: float, text: str) -> Solved:
+    runs = read_runs(text)
+    inverse_root = np.linalg.inv(np.linalg.cholesky(covariance(kernel, runs) + np.diag(noise**2 * runs.weight)))
+    return Solved(runs, inverse_root, inverse_root.T @ (inverse_root @ runs.log_error))
+
+
+def read_runs(text: str) -> Runs:
+    """Return the runs of a CSV. Raises ValueError naming the line and column of what is wrong."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if not rows or tuple(rows[0]) != COLUMNS:
+        raise ValueError(f"must be CSV with the columns {','.join(COLUMNS)} and at least one run")
+    numbers = {name: np.array([_number(row[name], i, name) for i, row in enumerate(rows)]) for name in COLUMNS[4:]}
+    fields = {name: numbers[name].astype(np.int64) for name in FIELDS}
+    if any((numbers[name] < 1).any() for name in (*JOB_COLUMNS[:5], *FIELDS[:6], "weight")):
+        raise ValueError("sizes, degrees and weights must be at least 1")
+    return Runs(
+        ids=tuple(row["id"] for row in rows),
+        gpu=np.array([row["gpu"] for row in rows]),
+        release=np.array([row["release"] for row in rows]),
+        precision=np.array([row["precision"] for row in rows]),
+        job=np.stack(_job_axes(*(numbers[name] for name in JOB_COLUMNS)), axis=-1),
+        knobs=np.stack([_coordinates(fields[name], at) for name, at in KNOBS], axis=-1),
+        log_error=numbers["log_error"],
+        weight=numbers["weight"],
+    )
+
+
+def _number(text: str | None, row: int, name: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"line {row + 2}: {name} must be a number, not {text!r}")
+    return value
+
+
+def _job_axes(hidden: Any, layers: Any, seq_len: Any, gpus: Any, global_batch: Any, moe: Any, mla: Any) -> tuple[Any, ...]:
+    """Return the job's coordinates: sizes in doublings, the batch counting half; experts two and MLA one doubling away."""
+    sizes = (np.log2(1.0 * size) for size in (hidden, layers, seq_len, gpus))
+    return (*sizes, 0.5 * np.log2(1.0 * global_batch), 2.0 * moe, 1.0 * mla)
+
+
+def job_features(job: Job) -> Any:
+    """Return the (7,) coordinates of a job."""
+    model = job.model
+    sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch)
+    return np.array(_job_axes(*sizes, float(model.moe is not None), float(model.mla is not None)))
+
+
+def _coordinates(field: Ints, at: Callable[[int], float]) -> Floats:
+    """Return a knob's coordinate for each value of a field; computed once a distinct value, so that a grid and a plan agree to the bit."""
+    values, where = np.unique(field, return_inverse=True)
+    return np.array([at(value) for value in values.tolist()])[where].reshape(np.shape(field))
+
+
+def _squared(a: Any, b: Any) -> Any:
+    """Return the (n, m) squared distances of (n, d) and (m, d) points."""
+    return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2.0 * (a @ b.T), 0.0)
+
+
+def _shares(kernel: Kernel, gpu: Any, release: Any, precision: Any, squared: Any) -> tuple[Any, Any]:
+    """Return what two runs share whatever their plans, and the factor of the sum over knobs."""
+    near = np.exp(-squared / (2.0 * kernel.near_reach))
+    far = np.exp(-squared / (2.0 * kernel.job_reach))
+    same = kernel.offset + kernel.gpu * gpu + kernel.release * release + kernel.recipe * (release * gpu * precision)
+    same = same + kernel.job * (0.5 + 0.5 * release) * far + kernel.near * gpu * (0.3 + 0.7 * precision) * near
+    return same, kernel.plan + kernel.plan_job * (0.5 + 0.5 * gpu) * far
+
+
+def _rho(kernel: Kernel, a: Any, b: Any) -> Any:
+    return np.exp(-((a - b) ** 2) / (2.0 * kernel.plan_reach))
+
+
+def covariance(kernel: Kernel, runs: Runs) -> Any:
+    """Return the (n, n) prior covariance of the runs of one framework."""
+    equal = [1.0 * (column[:, None] == column[None]) for column in (runs.gpu, runs.release, runs.precision)]
+    same, factor = _shares(kernel, equal[0], equal[1], equal[2], _squared(runs.job, runs.job))
+    knobs = sum(_rho(kernel, runs.knobs[:, None, k], runs.knobs[None, :, k]) for k in range(len(KNOBS)))
+    return same + factor * knobs
+
+
+def _to_runs(residual: Residual, job: Job) -> tuple[Any, Any]:
+    """Return what a job shares with each run whatever the plan, (n,), and the factor of the sum over knobs, (n,)."""
+    runs, gpu = residual.solved.runs, job.cluster.gpu
+    on_gpu = 1.0 * np.isin(runs.gpu, [gpu.name, *gpu.aliases])
+    release, precision = 1.0 * (runs.release == job.release), 1.0 * (runs.precision == job.precision)
+    return _shares(residual.kernel, on_gpu, release, precision, ((runs.job - job_features(job)) ** 2).sum(axis=-1))
+
+
+def correction(job: Job, plan: Plan, residual: Residual) -> Floats:
+    """Return the factor of the step time that the runs speak for: the exponential of the process's mean, broadcasting as the plan."""
+    solved = residual.solved
+    same, factor = _to_runs(residual, job)
+    found: Floats = math.exp(float(np.sum(solved.weights * same)))
+    slopes = solved.weights * factor
+    for k, (name, at) in enumerate(KNOBS):
+        field = getattr(plan, name)
+        values, where = np.unique(field, return_inverse=True)
+        table = [math.exp(float(np.sum(slopes * _rho(residual.kernel, at(value), solved.runs.knobs[:, k])))) for value in values.tolist()]
+        found = found * np.array(table)[where].reshape(np.shape(field))
+    return found
+
+
+def _points(plan: Plan, shape: tuple[int, ...]) -> Any:
+    """Return the (plans, 10) knobs of plans that broadcast to `shape`."""
+    columns = (_coordinates(getattr(plan, name), at) for name, at in KNOBS)
+    return np.stack([np.broadcast_to(column, shape).reshape(-1) for column in columns], axis=-1)
+
+
+def _whitened(residual: Residual, job: Job, points: Any) -> Any:
+    """Return L^-1 k(runs, point) for each point, (points, runs): its squares are what the runs take off the prior's variance.
+
+    One product a point, so that a point's figures do not depend on which others are asked for.
+    """
+    same, factor = _to_runs(residual, job)
+    runs, root = residual.solved.runs, residual.solved.inverse_root
+    return np.stack([root @ (same + factor * _rho(residual.kernel, runs.knobs, point).sum(axis=-1)) for point in points])
+
+
+def spread90(job: Job, plan: Plan, residual: Residual) -> Floats:
+    """Return the factor by which the step time divided and multiplied spans its 90 % interval, in the plan's broadcast shape."""
+    shape = np.broadcast_shapes(*(np.shape(getattr(plan, name)) for name in FIELDS))
+    distinct, where = np.unique(_points(plan, shape), axis=0, return_inverse=True)
+    taken = np.square(_whitened(residual, job, distinct)).sum(axis=-1)
+    return _reaching(residual, np.maximum(residual.kernel.prior - taken, 0.0) + residual.noise**2)[where].reshape(shape)
+
+
+def ratio_spread90(job: Job, plans: Plan, n: int, residual: Residual) -> Any:
+    """Return, for each of a table of n plans, the factor that holds the ratio of its step time to the first's in 90 % of cases.
+
+    Plans of one job share most of their error, so a ratio is known better than either time; each keeps its own noise.
+    """
+    points = _points(plans, (n,))
+    white = _whitened(residual, job, points)
+    alike = _rho(residual.kernel, points, points[0]).sum(axis=-1)
+    _, factor = _shares(residual.kernel, 1.0, 1.0, 1.0, 0.0)
+    apart = 2.0 * factor * (len(KNOBS) - alike) - np.square(white - white[0]).sum(axis=-1)
+    return _reaching(residual, np.maximum(apart, 0.0) + 2.0 * residual.noise**2)
+
+
+def _reaching(residual: Residual, variance: Any) -> Any:
+    """Return the factor that 90 % of errors of this variance lie within."""
+    return np.array([math.exp(residual.measured.reach90 * math.sqrt(of)) for of in variance.tolist()])
+
+
+def runs_text(rows: Sequence[Sequence[Any]]) -> str:
+    """Return the CSV of rows in the order of COLUMNS."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(rows)
+    return out.getvalue()
