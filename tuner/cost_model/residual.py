@@ -1,12 +1,14 @@
 """What measured runs near a job and plan say of the model's error there: a Gaussian process over log(measured / predicted).
 
 Symbols: i, j runs of one framework; [G], [R], [P] whether two runs share GPU, release and precision; kj(l) = exp(-|x - x'|^2 / 2l) over
-the job's features x; rho_k = exp(-(z_k - z'_k)^2 / 2 plan_reach) over one knob z_k of the plan (degrees and batch in doublings).
+the job's features x; rho_k(l) = exp(-(z_k - z'_k)^2 / 2l) over one knob z_k of the plan (degrees and batch in doublings).
 
     k = offset + gpu [G] + release [R] + recipe [R][G][P] + job (1 + [R]) / 2 kj(job_reach) + near [G] (0.3 + 0.7 [P]) kj(near_reach)
-        + (plan + plan_job (1 + [G]) / 2 kj(job_reach)) sum_k rho_k
+        + (plan + plan_job (1 + [G]) / 2 kj(plan_job_reach)) sum_k rho_k(plan_reach)
+        + pair (1 + [G]) / 2 kj(pair_job_reach) sum over pairs (k, l) of rho_k(pair_reach) rho_l(pair_reach)
 
-The correction is additive over the knobs, so on an open grid it is one small table an axis, and one formula serves a plan and a grid.
+The correction is a sum over knobs and a few pairs of them, so on an open grid it is small tables over one or two axes, and one formula
+serves a plan and a grid.
 Far from every run the correction fades to none and the interval widens to the prior's.
 Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, equations 2.25 and 2.26; additive kernels: Duvenaud 2011,
 arXiv 1112.4394.
@@ -47,6 +49,8 @@ KNOBS: tuple[tuple[str, Callable[[int], float]], ...] = (
     ("sequence_parallel", lambda flag: 2.0 * flag),
     ("zero", float),
 )
+# Pairs of knobs (places in KNOBS) that act together: the size of products and messages, and how the pipeline fills.
+PAIRS = ((0, 5), (1, 5), (0, 1))
 FIELDS = tuple(dict.fromkeys(name for name, _ in KNOBS))
 JOB_COLUMNS = ("hidden", "layers", "seq_len", "gpus", "global_batch", "moe", "mla")
 COLUMNS = ("id", "gpu", "release", "precision", *JOB_COLUMNS, *FIELDS, "log_error", "weight")
@@ -63,15 +67,19 @@ class Kernel(Spec):
     near: Annotated[float, Field(ge=0)]
     plan: Annotated[float, Field(ge=0)]
     plan_job: Annotated[float, Field(ge=0)]
+    pair: Annotated[float, Field(ge=0)]
     job_reach: Annotated[float, Field(gt=0)]
     near_reach: Annotated[float, Field(gt=0)]
+    plan_job_reach: Annotated[float, Field(gt=0)]
+    pair_job_reach: Annotated[float, Field(gt=0)]
     plan_reach: Annotated[float, Field(gt=0)]
+    pair_reach: Annotated[float, Field(gt=0)]
 
     @property
     def prior(self) -> float:
         """Variance of the correction of a job and plan that no run is near."""
         same = self.offset + self.gpu + self.release + self.recipe + self.job + self.near
-        return same + (self.plan + self.plan_job) * len(KNOBS)
+        return same + (self.plan + self.plan_job) * len(KNOBS) + self.pair * len(PAIRS)
 
 
 class Runs(NamedTuple):
@@ -195,47 +203,84 @@ def _squared(a: Any, b: Any) -> Any:
     return np.maximum((a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2.0 * (a @ b.T), 0.0)
 
 
-def _shares(kernel: Kernel, gpu: Any, release: Any, precision: Any, squared: Any) -> tuple[Any, Any]:
-    """Return what two runs share whatever their plans, and the factor of the sum over knobs."""
-    near = np.exp(-squared / (2.0 * kernel.near_reach))
-    far = np.exp(-squared / (2.0 * kernel.job_reach))
+class Shared(NamedTuple):
+    """What two runs share: whatever their plans, and the factors of the sums over knobs and over pairs of knobs."""
+
+    same: Any
+    knobs: Any
+    pairs: Any
+
+
+def _shared(kernel: Kernel, gpu: Any, release: Any, precision: Any, squared: Any) -> Shared:
+    def alike(reach: float) -> Any:
+        return np.exp(-squared / (2.0 * reach))
+
     same = kernel.offset + kernel.gpu * gpu + kernel.release * release + kernel.recipe * (release * gpu * precision)
-    same = same + kernel.job * (0.5 + 0.5 * release) * far + kernel.near * gpu * (0.3 + 0.7 * precision) * near
-    return same, kernel.plan + kernel.plan_job * (0.5 + 0.5 * gpu) * far
+    same = same + kernel.job * (0.5 + 0.5 * release) * alike(kernel.job_reach)
+    same = same + kernel.near * gpu * (0.3 + 0.7 * precision) * alike(kernel.near_reach)
+    here = 0.5 + 0.5 * gpu
+    knobs = kernel.plan + kernel.plan_job * here * alike(kernel.plan_job_reach)
+    return Shared(same, knobs, kernel.pair * here * alike(kernel.pair_job_reach))
 
 
-def _rho(kernel: Kernel, a: Any, b: Any) -> Any:
-    return np.exp(-((a - b) ** 2) / (2.0 * kernel.plan_reach))
+def _rho(reach: float, a: Any, b: Any) -> Any:
+    return np.exp(-((a - b) ** 2) / (2.0 * reach))
+
+
+def _between(kernel: Kernel, shared: Shared, a: Any, b: Any) -> Any:
+    """Return the covariance of plans whose knobs are the last axes of a and b (broadcast), given what their runs share."""
+    knobs = _rho(kernel.plan_reach, a, b).sum(axis=-1)
+    short = [_rho(kernel.pair_reach, a[..., k], b[..., k]) for k in range(max(map(max, PAIRS)) + 1)]
+    pairs = sum(short[k] * short[other] for k, other in PAIRS)
+    return shared.same + shared.knobs * knobs + shared.pairs * pairs
 
 
 def covariance(kernel: Kernel, runs: Runs) -> Any:
     """Return the (n, n) prior covariance of the runs of one framework."""
     equal = [1.0 * (column[:, None] == column[None]) for column in (runs.gpu, runs.release, runs.precision)]
-    same, factor = _shares(kernel, equal[0], equal[1], equal[2], _squared(runs.job, runs.job))
-    knobs = sum(_rho(kernel, runs.knobs[:, None, k], runs.knobs[None, :, k]) for k in range(len(KNOBS)))
-    return same + factor * knobs
+    shared = _shared(kernel, equal[0], equal[1], equal[2], _squared(runs.job, runs.job))
+    return _between(kernel, shared, runs.knobs[:, None], runs.knobs[None])
 
 
-def _to_runs(residual: Residual, job: Job) -> tuple[Any, Any]:
-    """Return what a job shares with each run whatever the plan, (n,), and the factor of the sum over knobs, (n,)."""
+def _to_runs(residual: Residual, job: Job) -> Shared:
+    """Return what a job shares with each run, (n,) each."""
     runs, gpu = residual.solved.runs, job.cluster.gpu
     on_gpu = 1.0 * np.isin(runs.gpu, [gpu.name, *gpu.aliases])
     release, precision = 1.0 * (runs.release == job.release), 1.0 * (runs.precision == job.precision)
-    return _shares(residual.kernel, on_gpu, release, precision, ((runs.job - job_features(job)) ** 2).sum(axis=-1))
+    return _shared(residual.kernel, on_gpu, release, precision, ((runs.job - job_features(job)) ** 2).sum(axis=-1))
 
 
 def correction(job: Job, plan: Plan, residual: Residual) -> Floats:
     """Return the factor of the step time that the runs speak for: the exponential of the process's mean, broadcasting as the plan."""
-    solved = residual.solved
-    same, factor = _to_runs(residual, job)
-    found: Floats = math.exp(float(np.sum(solved.weights * same)))
-    slopes = solved.weights * factor
+    kernel, weights, runs = residual.kernel, residual.solved.weights, residual.solved.runs
+    shared = _to_runs(residual, job)
+    found: Floats = math.exp(float(np.sum(weights * shared.same)))
     for k, (name, at) in enumerate(KNOBS):
         field = getattr(plan, name)
         values, where = np.unique(field, return_inverse=True)
-        table = [math.exp(float(np.sum(slopes * _rho(residual.kernel, at(value), solved.runs.knobs[:, k])))) for value in values.tolist()]
+        slopes = weights * shared.knobs
+        table = [_factor(slopes * _rho(kernel.plan_reach, at(value), runs.knobs[:, k])) for value in values.tolist()]
         found = found * np.array(table)[where].reshape(np.shape(field))
+    for pair in PAIRS:
+        found = found * _of_pair(plan, residual, weights * shared.pairs, pair)
     return found
+
+
+def _factor(shares: Any) -> float:
+    return math.exp(float(np.sum(shares)))
+
+
+def _of_pair(plan: Plan, residual: Residual, slopes: Any, pair: tuple[int, int]) -> Floats:
+    """Return the factor of a pair of knobs: a table over the distinct values of both."""
+    rho, places = [], []
+    for k in pair:
+        name, at = KNOBS[k]
+        field = getattr(plan, name)
+        values, where = np.unique(field, return_inverse=True)
+        rho.append([_rho(residual.kernel.pair_reach, at(value), residual.solved.runs.knobs[:, k]) for value in values.tolist()])
+        places.append(where.reshape(np.shape(field)))
+    table = np.array([[_factor(slopes * (one * other)) for other in rho[1]] for one in rho[0]])
+    return table[places[0], places[1]]
 
 
 def _points(plan: Plan, shape: tuple[int, ...]) -> Any:
@@ -249,9 +294,8 @@ def _whitened(residual: Residual, job: Job, points: Any) -> Any:
 
     One product a point, so that a point's figures do not depend on which others are asked for.
     """
-    same, factor = _to_runs(residual, job)
-    runs, root = residual.solved.runs, residual.solved.inverse_root
-    return np.stack([root @ (same + factor * _rho(residual.kernel, runs.knobs, point).sum(axis=-1)) for point in points])
+    shared, runs, root = _to_runs(residual, job), residual.solved.runs, residual.solved.inverse_root
+    return np.stack([root @ _between(residual.kernel, shared, runs.knobs, point) for point in points])
 
 
 def spread90(job: Job, plan: Plan, residual: Residual) -> Floats:
@@ -269,9 +313,8 @@ def ratio_spread90(job: Job, plans: Plan, n: int, residual: Residual) -> Any:
     """
     points = _points(plans, (n,))
     white = _whitened(residual, job, points)
-    alike = _rho(residual.kernel, points, points[0]).sum(axis=-1)
-    _, factor = _shares(residual.kernel, 1.0, 1.0, 1.0, 0.0)
-    apart = 2.0 * factor * (len(KNOBS) - alike) - np.square(white - white[0]).sum(axis=-1)
+    shared = _shared(residual.kernel, 1.0, 1.0, 1.0, 0.0)
+    apart = 2.0 * (residual.kernel.prior - _between(residual.kernel, shared, points, points[0])) - np.square(white - white[0]).sum(axis=-1)
     return _reaching(residual, np.maximum(apart, 0.0) + 2.0 * residual.noise**2)
 
 
