@@ -21,8 +21,8 @@ import numpy as np
 from tuner.accuracy.rows import read_files
 from tuner.cost_model.calibration import CalibrationFile, Override, calibration_for, layered
 from tuner.cost_model.fit.coefficients import Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
-from tuner.cost_model.fit.residuals import HeldOut, fit_kernel, fit_noise, held_out, reach_of, weighed
-from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Residual, Runs, read_runs, runs_text
+from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
+from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
 from tuner.load import load_spec, load_yaml
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 5
 FEWEST_JOBS = 3
 FEWEST_FOR_KERNEL = 10
-FEWEST_FOR_REACH = 100
 NOISY = 0.3  # a framework whose runs are noisier than this says nothing of how errors vary with the plan
 
 
@@ -47,23 +46,19 @@ class Written(NamedTuple):
     verdict: str
 
 
-class Told(NamedTuple):
-    """A framework's runs, their series, and what the runs of other series say of each."""
-
-    runs: Runs
-    series: Any
-    noise: float
-    held: HeldOut
-
-
 def steps_by_framework(measurements: Iterable[Measurement]) -> dict[str, list[Step]]:
     """Return the timed pretraining steps by framework, in the order of their GPUs; superseded rows are left out."""
     stacks: dict[str, list[Step]] = defaultdict(list)
     for row in measurements:
         if row.step_s and not row.superseded and row.job.task == "pretrain":
-            series = "|".join(str(value) for value in row.series.values())
-            stacks[row.job.framework.name].append(Step(id=row.id, job=row.job, plan=row.plan, step_s=row.step_s, series=series))
+            stacks[row.job.framework.name].append(step_of(row))
     return {name: sorted(steps, key=lambda step: step.job.cluster.gpu.name) for name, steps in sorted(stacks.items())}
+
+
+def step_of(row: Measurement) -> Step:
+    """Return a row with a step time as a step."""
+    series = "|".join(str(value) for value in row.series.values())
+    return Step(id=row.id, job=row.job, plan=row.plan, step_s=row.step_s or 0.0, series=series, source=row.source)
 
 
 def bases_of(steps: Sequence[Step]) -> dict[str, Calibration]:
@@ -105,38 +100,46 @@ def kept(folder: Path, framework: str) -> Written:
 
 
 def run_of(step: Step, log_error: float) -> list[Any]:
-    """Return a step as a line of residual.COLUMNS, with weight 1."""
+    """Return a step as a line of residual.COLUMNS, its noise, weight and reach not yet fitted."""
     job, model = step.job, step.job.model
     sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch, int(model.moe is not None), int(model.mla is not None))
     knobs = (int(getattr(step.plan, name)) for name in FIELDS)
-    return [step.id, job.cluster.gpu.name, job.release, job.precision, *sizes, *knobs, round(log_error, 5), 1]
+    return [step.id, job.cluster.gpu.name, job.release, job.precision, *sizes, *knobs, round(log_error, 5), 0.06, 1, 1.645]
 
 
-def runs_of(steps: Sequence[Step], coefficients: Mapping[str, Override], bases: Mapping[str, Calibration]) -> tuple[list[list[Any]], Any]:
-    """Return the lines of residual.COLUMNS of steps, with the log errors that `coefficients` on top of `bases` leave, and their series."""
+def runs_of(steps: Sequence[Step], coefficients: Mapping[str, Override], bases: Mapping[str, Calibration]) -> Grouped:
+    """Return steps (those of one job together) as runs with the log errors that `coefficients` on top of `bases` leave."""
     over = CalibrationFile(name="fitted", coefficients=dict(coefficients))
-    by_job: dict[int, list[Step]] = defaultdict(list)
-    for step in steps:
-        by_job[id(step.job)].append(step)
-    ordered = [step for of_job in by_job.values() for step in of_job]
-    left = log_errors(tables_of(ordered, {gpu: layered(base, over) for gpu, base in bases.items()}), {})
-    lines = [run_of(step, error) for step, error in zip(ordered, left.tolist(), strict=True)]
-    return lines, np.array([step.series for step in ordered])
+    left = log_errors(tables_of(steps, {gpu: layered(base, over) for gpu, base in bases.items()}), {})
+    return grouped(steps, left)
 
 
-def measured_runs(kernel: Kernel, noise: float, lines: Sequence[list[Any]], reach90: float) -> MeasuredRuns:
-    """Return runs as a calibration file has them: broken ones bounded and weighed down."""
-    runs = weighed(kernel, noise, read_runs(runs_text(lines)))
-    values = zip(lines, runs.log_error.tolist(), runs.weight.tolist(), strict=True)
-    text = runs_text([[*line[:-2], round(error, 5), round(weight, 2)] for line, error, weight in values])
-    return MeasuredRuns(noise=noise, reach90=round(reach90, 3), runs=text)
+def grouped(steps: Sequence[Step], errors: Any) -> Grouped:
+    """Return steps and their log errors as runs."""
+    lines = [run_of(step, error) for step, error in zip(steps, errors.tolist(), strict=True)]
+    series, sources = (np.array([getattr(step, name) for step in steps]) for name in ("series", "source"))
+    return Grouped(read_runs(runs_text(lines)), series, sources, np.arange(len(steps)))
 
 
-def tell(kernel: Kernel, noise: float, lines: Sequence[list[Any]], series: Any) -> Told:
-    """Return what runs of other series say of each run."""
-    measured = measured_runs(kernel, noise, lines, 1.0)
-    runs = read_runs(runs_text(lines))
-    return Told(runs, series, noise, held_out(Residual(kernel, measured), series))
+class Told(NamedTuple):
+    """A framework's runs, fitted, and what runs of other series say of each."""
+
+    runs: Runs
+    held: HeldOut
+
+
+def tell(kernel: Kernel, of: Grouped) -> Told:
+    """Return runs with noise, weight and reach, and what runs of other series say of each."""
+    runs = weighed(kernel, fit_noise(kernel, of))
+    held = held_out(kernel, runs, of.series)
+    return Told(reaching(runs, of, held), held)
+
+
+def with_fitted(steps: Sequence[Step], runs: Runs) -> MeasuredRuns:
+    """Return runs as a calibration file has them; steps: in the order of the runs."""
+    fitted = zip(steps, *(column.tolist() for column in (runs.log_error, runs.noise, runs.weight, runs.reach)), strict=True)
+    lines = [[*run_of(step, error)[:-3], noise, round(weight, 2), round(reach, 3)] for step, error, noise, weight, reach in fitted]
+    return MeasuredRuns(runs=runs_text(lines))
 
 
 def text_of(written: Written, measured: MeasuredRuns | None, gpus: Sequence[str], error: str = "") -> str:
@@ -150,44 +153,43 @@ def text_of(written: Written, measured: MeasuredRuns | None, gpus: Sequence[str]
         residual = "" if entry.residual is None else f", residual: {entry.residual}"
         lines.append(f'  {key}: {{value: {entry.value}, source: "{entry.source}", n: {entry.n}{residual}}}')
     if measured is not None:
-        lines += ["measured:", f"  noise: {measured.noise}", f"  reach90: {measured.reach90}", "  runs: |"]
+        lines += ["measured:", "  runs: |"]
         lines += [f"    {line}" for line in measured.runs.splitlines()]
     return "\n".join(lines) + "\n"
 
 
-def errors_comment(told: Told) -> str:
+def errors_comment(of: Grouped, told: Told) -> str:
     """Return the comment that says how far left-out series are off."""
-    off = np.abs(np.expm1(told.held.mean - told.runs.log_error))
+    off = np.abs(np.expm1(told.held.mean - of.runs.log_error))
     return (
         f"# Runs of series left out, told by the others: {100 * np.median(off):.1f} % off (median), {100 * np.quantile(off, 0.9):.1f} % "
         "(90th percentile)."
     )
 
 
-def calibrate(frameworks: Mapping[str, Sequence[Step]], written: Mapping[str, Written]) -> tuple[dict[str, str], Kernel, float]:
-    """Return the text of each framework's file, the kernel over all, and the reach90 of frameworks with few runs."""
-    lines = {name: runs_of(steps, written[name].coefficients, bases_of(steps)) for name, steps in frameworks.items()}
-    enough = {name: of for name, of in lines.items() if len(of[0]) >= FEWEST_ROWS and len(set(of[1].tolist())) >= FEWEST_JOBS}
-    ready = {name: (read_runs(runs_text(of)), series) for name, (of, series) in enough.items()}
-    clean = {name: of for name, of in ready.items() if len(of[1]) >= FEWEST_FOR_KERNEL and spread_of(of[0]) < NOISY}
-    kernel, noises = fit_kernel(clean)
-    told = {name: tell(kernel, noises.get(name) or fit_noise(kernel, *ready[name]), of, series) for name, (of, series) in enough.items()}
-    few = [of for of in told.values() if len(of.series) < FEWEST_FOR_REACH]
-    pooled = reach_of(
-        np.concatenate([of.runs.log_error for of in few]),
-        HeldOut(np.concatenate([of.held.mean for of in few]), np.concatenate([of.held.deviation for of in few])),
-    )
+def calibrate(frameworks: Mapping[str, Sequence[Step]], written: Mapping[str, Written]) -> tuple[dict[str, str], Kernel]:
+    """Return the text of each framework's file, and the kernel over all."""
+    every = {name: runs_of(by_job(steps), written[name].coefficients, bases_of(steps)) for name, steps in frameworks.items()}
+    ready = {name: of for name, of in every.items() if len(of.series) >= FEWEST_ROWS and len(set(of.series.tolist())) >= FEWEST_JOBS}
+    kernel = fit_kernel({name: of for name, of in ready.items() if len(of.series) >= FEWEST_FOR_KERNEL and spread_of(of.runs) < NOISY})
     texts = {}
     for name, steps in frameworks.items():
         measured, comment = None, ""
-        if name in told:
-            of = told[name]
-            reach = reach_of(of.runs.log_error, of.held) if len(of.series) >= FEWEST_FOR_REACH else pooled
-            measured, comment = measured_runs(kernel, of.noise, enough[name][0], reach), errors_comment(of)
+        if name in ready:
+            told = tell(kernel, ready[name])
+            measured, comment = with_fitted(by_job(steps), told.runs), errors_comment(ready[name], told)
         if measured is not None or written[name].coefficients:
             gpus = list(dict.fromkeys(step.job.cluster.gpu.name for step in steps))
             texts[name] = text_of(written[name], measured, gpus, comment)
-    return texts, kernel, pooled
+    return texts, kernel
+
+
+def by_job(steps: Sequence[Step]) -> list[Step]:
+    """Return steps with those of one job together, in the order in which jobs first come."""
+    found: dict[int, list[Step]] = defaultdict(list)
+    for step in steps:
+        found[id(step.job)].append(step)
+    return [step for of_job in found.values() for step in of_job]
 
 
 def spread_of(runs: Runs) -> float:
@@ -195,11 +197,11 @@ def spread_of(runs: Runs) -> float:
     return float(np.median(np.abs(runs.log_error - np.median(runs.log_error))))
 
 
-def with_kernel(prior: str, kernel: Kernel, reach90: float) -> str:
+def with_kernel(prior: str, kernel: Kernel) -> str:
     """Return the text of prior.yaml with another kernel at its end."""
     head = prior[: prior.index("\nkernel:")] if "\nkernel:" in prior else prior.rstrip()
     block = [f"  {name}: {value}" for name, value in kernel.model_dump().items()]
-    return "\n".join([head.rstrip(), "kernel:", *block, f"reach90: {round(reach90, 3)}"]) + "\n"
+    return "\n".join([head.rstrip(), "kernel:", *block]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -219,10 +221,10 @@ def main(arguments: list[str] | None = None) -> int:
         for done in pool.map(judged, largest, [frameworks[name] for name in largest]):
             sys.stderr.write(done.verdict + "\n")
             written[done.framework] = done
-    texts, kernel, reach90 = calibrate(frameworks, written)
+    texts, kernel = calibrate(frameworks, written)
     for name in frameworks:
         _put(options.out / f"{name}.yaml", texts.get(name, ""))
-    _put(options.out / "prior.yaml", with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel, reach90))
+    _put(options.out / "prior.yaml", with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel))
     return 0
 
 

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, measured_runs, run_of
+from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, grouped, step_of, tell
 from tuner.cost_model.calibration import calibration_for
-from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, Step, log_errors, tables_of
+from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, log_errors, tables_of
 from tuner.cost_model.fit.residuals import WORST, without
-from tuner.cost_model.residual import Residual
+from tuner.cost_model.residual import covariance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tuner.accuracy.validate import Prediction, Scored
     from tuner.cost_model.calibration import Calibration
+    from tuner.cost_model.fit.coefficients import Step
+    from tuner.cost_model.residual import Runs
     from tuner.job import Job
 
 Left = Literal["series", "model", "source"]
@@ -82,7 +84,7 @@ def linearised(items: Sequence[Scored], calibration_of: Callable[[Job], Calibrat
     for item in items:
         by_job[id(item.row.job)].append(item)
     ordered = [item for of_job in by_job.values() for item in of_job]
-    steps = [Step(id=i.row.id, job=i.row.job, plan=i.row.plan, step_s=i.row.step_s or 0.0) for i in ordered]
+    steps = [step_of(item.row) for item in ordered]
     bases = {step.job.cluster.gpu.name: calibration_for("auto", step.job.cluster.gpu) for step in steps}
     tables = tables_of(steps, bases)
     calibration = calibration_of(ordered[0].row.job)
@@ -130,10 +132,10 @@ def _told(of: Linearised, left: Left) -> dict[str, Prediction]:
         errors = refitted(of, np.flatnonzero(groups != group))
         mean, half = np.zeros(len(these)), np.full(len(these), np.log1p(of.calibration["time_spread_90"]))
         if process is not None:
-            inverse, weight, residual = process
+            inverse, runs = process
             bounded = np.clip(errors, -WORST, WORST)
-            held = without(inverse, bounded, inverse @ bounded, weight, residual.noise, these)
-            mean, half = held.mean, held.deviation * residual.measured.reach90
+            held = without(inverse, bounded, inverse @ bounded, runs, these)
+            mean, half = held.mean, held.deviation * runs.reach[these]
         for k, i in enumerate(these.tolist()):
             row, said = of.items[i].row, of.items[i].said
             seconds, spread = (row.step_s or 0.0) * float(np.exp(mean[k] - errors[i])), float(np.exp(half[k]))
@@ -141,11 +143,10 @@ def _told(of: Linearised, left: Left) -> dict[str, Prediction]:
     return found
 
 
-def _process(of: Linearised) -> tuple[Any, Any, Residual] | None:
-    """Return the inverse covariance of the rows, their weights and the residual process, or None where the framework has none."""
-    residual = of.calibration.residual
-    if residual is None:
+def _process(of: Linearised) -> tuple[Any, Runs] | None:
+    """Return the inverse covariance of the rows and the rows as fitted runs, or None where the framework has too few."""
+    if of.calibration.residual is None:
         return None
-    lines = [run_of(step, error) for step, error in zip(of.steps, of.fitted.tolist(), strict=True)]
-    solved = Residual(residual.kernel, measured_runs(residual.kernel, residual.noise, lines, residual.measured.reach90)).solved
-    return solved.inverse_root.T @ solved.inverse_root, solved.runs.weight, residual
+    kernel = of.calibration.kernel
+    runs = tell(kernel, grouped(of.steps, of.fitted)).runs
+    return np.linalg.inv(covariance(kernel, runs) + np.diag(runs.variance)), runs

@@ -158,14 +158,13 @@ class _Registered(Spec):
 
 
 class PriorFile(Spec):
-    """configs/calibrations/prior.yaml: the registry of scalar coefficients (a new name is an entry there and nothing else), the kernel
-    of the residual process, and the reach90 of frameworks with few runs.
+    """configs/calibrations/prior.yaml: the registry of scalar coefficients (a new name is an entry there and nothing else) and the
+    kernel of the residual process.
     """
 
     name: Name
     coefficients: dict[str, _Registered]
     kernel: Kernel
-    reach90: Annotated[float, Field(gt=0)]
 
 
 def from_prior(prior: PriorFile, pooled: CalibrationFile) -> Calibration:

@@ -50,10 +50,11 @@ KNOBS: tuple[tuple[str, Callable[[int], float]], ...] = (
     ("zero", float),
 )
 # Pairs of knobs (places in KNOBS) that act together: the size of products and messages, and how the pipeline fills.
+NOISE_REACH = 4.0  # squared doublings over which runs are taken to be as noisy as each other
 PAIRS = ((0, 5), (1, 5), (0, 1))
 FIELDS = tuple(dict.fromkeys(name for name, _ in KNOBS))
 JOB_COLUMNS = ("hidden", "layers", "seq_len", "gpus", "global_batch", "moe", "mla")
-COLUMNS = ("id", "gpu", "release", "precision", *JOB_COLUMNS, *FIELDS, "log_error", "weight")
+COLUMNS = ("id", "gpu", "release", "precision", *JOB_COLUMNS, *FIELDS, "log_error", "noise", "weight", "reach")
 
 
 class Kernel(Spec):
@@ -83,8 +84,9 @@ class Kernel(Spec):
 
 
 class Runs(NamedTuple):
-    """Measured runs as columns: names, (n, 7) job features, (n, 10) knobs, log(measured / predicted), and how many times the noise's
-    variance each has (1; more for one that its neighbours contradict).
+    """Measured runs as columns: names, (n, 7) job features, (n, 10) knobs, log(measured / predicted); the standard deviation of a run
+    of its source, how many times its variance this one has (1; more where its neighbours contradict it), and how many standard
+    deviations hold 90 % of the runs of that source whose series was left out.
     """
 
     ids: tuple[str, ...]
@@ -94,18 +96,19 @@ class Runs(NamedTuple):
     job: Any
     knobs: Any
     log_error: Any
+    noise: Any
     weight: Any
+    reach: Any
+
+    @property
+    def variance(self) -> Any:
+        """Variance of each run's own noise."""
+        return self.weight * self.noise * self.noise
 
 
 class MeasuredRuns(Spec):
-    """The runs of one framework, as its calibration file has them.
+    """The runs of one framework as its calibration file has them: CSV of COLUMNS."""
 
-    noise: standard deviation of one run's log error; reach90: how many standard deviations hold 90 % of the runs of series that were
-    left out; runs: CSV of COLUMNS.
-    """
-
-    noise: Annotated[float, Field(gt=0)]
-    reach90: Annotated[float, Field(gt=0)] = 1.645
     runs: str
 
     @field_validator("runs")
@@ -122,14 +125,9 @@ class Residual(NamedTuple):
     measured: MeasuredRuns
 
     @property
-    def noise(self) -> float:
-        """Standard deviation of one run's log error."""
-        return self.measured.noise
-
-    @property
     def solved(self) -> Solved:
         """The runs with their covariance factored."""
-        return _solved(self.kernel, self.measured.noise, self.measured.runs)
+        return _solved(self.kernel, self.measured.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +140,9 @@ class Solved:
 
 
 @lru_cache(maxsize=32)
-def _solved(kernel: Kernel, noise: float, text: str) -> Solved:
+def _solved(kernel: Kernel, text: str) -> Solved:
     runs = read_runs(text)
-    inverse_root = np.linalg.inv(np.linalg.cholesky(covariance(kernel, runs) + np.diag(noise**2 * runs.weight)))
+    inverse_root = np.linalg.inv(np.linalg.cholesky(covariance(kernel, runs) + np.diag(runs.variance)))
     return Solved(runs, inverse_root, inverse_root.T @ (inverse_root @ runs.log_error))
 
 
@@ -157,6 +155,8 @@ def read_runs(text: str) -> Runs:
     fields = {name: numbers[name].astype(np.int64) for name in FIELDS}
     if any((numbers[name] < 1).any() for name in (*JOB_COLUMNS[:5], *FIELDS[:6], "weight")):
         raise ValueError("sizes, degrees and weights must be at least 1")
+    if any((numbers[name] <= 0).any() for name in ("noise", "reach")):
+        raise ValueError("noise and reach must be above 0")
     return Runs(
         ids=tuple(row["id"] for row in rows),
         gpu=np.array([row["gpu"] for row in rows]),
@@ -165,7 +165,9 @@ def read_runs(text: str) -> Runs:
         job=np.stack(_job_axes(*(numbers[name] for name in JOB_COLUMNS)), axis=-1),
         knobs=np.stack([_coordinates(fields[name], at) for name, at in KNOBS], axis=-1),
         log_error=numbers["log_error"],
+        noise=numbers["noise"],
         weight=numbers["weight"],
+        reach=numbers["reach"],
     )
 
 
@@ -303,7 +305,8 @@ def spread90(job: Job, plan: Plan, residual: Residual) -> Floats:
     shape = np.broadcast_shapes(*(np.shape(getattr(plan, name)) for name in FIELDS))
     distinct, where = np.unique(_points(plan, shape), axis=0, return_inverse=True)
     taken = np.square(_whitened(residual, job, distinct)).sum(axis=-1)
-    return _reaching(residual, np.maximum(residual.kernel.prior - taken, 0.0) + residual.noise**2)[where].reshape(shape)
+    noise, reach = _noise_near(residual, job)
+    return _reaching(reach, np.maximum(residual.kernel.prior - taken, 0.0) + noise * noise)[where].reshape(shape)
 
 
 def ratio_spread90(job: Job, plans: Plan, n: int, residual: Residual) -> Any:
@@ -315,12 +318,23 @@ def ratio_spread90(job: Job, plans: Plan, n: int, residual: Residual) -> Any:
     white = _whitened(residual, job, points)
     shared = _shared(residual.kernel, 1.0, 1.0, 1.0, 0.0)
     apart = 2.0 * (residual.kernel.prior - _between(residual.kernel, shared, points, points[0])) - np.square(white - white[0]).sum(axis=-1)
-    return _reaching(residual, np.maximum(apart, 0.0) + 2.0 * residual.noise**2)
+    noise, reach = _noise_near(residual, job)
+    return _reaching(reach, np.maximum(apart, 0.0) + 2.0 * noise * noise)
 
 
-def _reaching(residual: Residual, variance: Any) -> Any:
+def _reaching(reach: float, variance: Any) -> Any:
     """Return the factor that 90 % of errors of this variance lie within."""
-    return np.array([math.exp(residual.measured.reach90 * math.sqrt(of)) for of in variance.tolist()])
+    return np.array([math.exp(reach * math.sqrt(of)) for of in variance.tolist()])
+
+
+def _noise_near(residual: Residual, job: Job) -> tuple[float, float]:
+    """Return the noise and reach of the runs near a job: geometric means, weighed by nearness."""
+    runs, gpu = residual.solved.runs, job.cluster.gpu
+    squared = ((runs.job - job_features(job)) ** 2).sum(axis=-1)
+    weight = np.exp(-np.minimum(squared - squared.min(), 600.0) / (2.0 * NOISE_REACH))
+    weight = weight * np.where(np.isin(runs.gpu, [gpu.name, *gpu.aliases]), 1.0, 0.1) * np.where(runs.precision == job.precision, 1.0, 0.3)
+    weight = weight / weight.sum()
+    return math.exp(float(np.sum(weight * np.log(runs.noise)))), math.exp(float(np.sum(weight * np.log(runs.reach))))
 
 
 def runs_text(rows: Sequence[Sequence[Any]]) -> str:

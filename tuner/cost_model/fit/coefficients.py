@@ -54,13 +54,14 @@ DOUBT: Mapping[str, tuple[float, float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A measured step: id, job, plan and seconds; series: the runs it is compared with, left out with it."""
+    """A measured step: id, job, plan and seconds; series: the runs it is compared with, left out with it; source: who measured."""
 
     id: str
     job: Job
     plan: Plan
     step_s: float
     series: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
