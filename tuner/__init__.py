@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import InfrastructureError, NothingFeasible, PlanError, SpecError, TunerError
 
 if TYPE_CHECKING:
-    from tuner.workflow import doctor, estimate, explain, search, validate
+    from tuner.workflow import calibrate, doctor, estimate, explain, search, validate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "SpecError",
     "TunerError",
     "__version__",
+    "calibrate",
     "doctor",
     "estimate",
     "explain",
@@ -33,7 +34,7 @@ __all__ = [
     "validate",
 ]
 
-_VERBS = frozenset({"doctor", "estimate", "explain", "validate"})
+_VERBS = frozenset({"calibrate", "doctor", "estimate", "explain", "validate"})
 _CALLABLE_MODULES = frozenset({"presets", "search"})
 
 

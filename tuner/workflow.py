@@ -17,12 +17,15 @@ from tuner.request import JOB_KEYS, SEARCH_KEYS, Problems, knobs, read_calibrati
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tuner.accuracy.fields import Skipped
+    from tuner.accuracy.own import OwnCalibration
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
     from tuner.found import SearchAnswer
     from tuner.health import DoctorAnswer
     from tuner.job import Job
+    from tuner.measurement import Measurement
     from tuner.plan import Plan
     from tuner.shelf import PresetsAnswer
 
@@ -100,10 +103,9 @@ def explain(*, progress: Progress | None = None, no_search: bool = False, **give
     return answer_explain(*_one_plan(given), search=not no_search, progress=told)
 
 
-def validate(files: Any, *, calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:
-    """Return how wrong the model is on the measured rows of these JSONL files."""
+def _rows(files: Any) -> list[tuple[Path, tuple[list[Measurement], list[Skipped]]]]:
+    """Return each file with its measured rows and the rows that are skipped. Raises SpecError for all unreadable files at once."""
     from tuner.accuracy.rows import read_files
-    from tuner.accuracy.validate import document, score
 
     names = [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
     if not names:
@@ -111,14 +113,68 @@ def validate(files: Any, *, calibration: str = "auto", progress: Progress | None
     problems = Problems()
     read = [(Path(name), problems.trying(lambda name=name: read_files([path_of(name)]))) for name in names]  # type: ignore[misc]
     problems.raise_any()
+    return [(path, found or ([], [])) for path, found in read]
+
+
+def validate(files: Any, *, calibration: str = "auto", cross: bool = False, progress: Progress | None = None) -> ValidateAnswer:
+    """Return how wrong the model is on the measured rows of these JSONL files; with `cross` also where each row is told by a
+    calibration that has not seen its series, its model or its source.
+    """
+    from tuner.accuracy.validate import calibrations, document, score, summary
+
+    read = _rows(files)
     scored, skipped = [], []
-    for done, (path, found) in enumerate(read):
+    for done, (path, (measurements, left_out)) in enumerate(read):
         if progress is not None:
             progress(f"scoring {path.name}: file", done + 1, len(read))
-        measurements, left_out = found or ([], [])
         scored += score(measurements, str(calibration))
         skipped += left_out
-    return ValidateAnswer(document(scored, skipped))
+    answer = document(scored, skipped)
+    if cross:
+        from tuner.accuracy.cross import told_without
+
+        told = told_without(scored, calibrations(str(calibration)), progress)
+        answer["cross"] = {left: summary(items) for left, items in told.items()}
+    return ValidateAnswer(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateAnswer:
+    """What a person's runs gave: the ways of using them that were tried, the best, and the calibration file's text ("": declined)."""
+
+    own: OwnCalibration
+    skipped: list[Skipped]
+
+    @property
+    def text(self) -> str:
+        """The calibration file, or "" where the runs do not clearly help."""
+        return self.own.text
+
+    def record(self) -> dict[str, Any]:
+        """Return the answer as JSON's types."""
+        from tuner.accuracy.own import WORDS
+
+        own = self.own
+        tried = [{"way": w, "words": WORDS[w], "median_abs_err": s.median, "p90_abs_err": s.p90} for w, s in own.scores.items()]
+        skipped = [{"id": item.id, "why": item.why} for item in self.skipped]
+        return {
+            "framework": own.framework,
+            "rows": own.rows,
+            "plans": own.plans,
+            "tried": tried,
+            "way": own.way,
+            "helps": bool(own.text),
+            "skipped": skipped,
+        }
+
+
+def calibrate(files: Any, *, name: str = "own") -> CalibrateAnswer:
+    """Return the calibration of the measured rows of these JSONL files, where it clearly helps."""
+    from tuner.accuracy.own import own_calibration
+
+    read = _rows(files)
+    rows = [row for _, (measurements, _) in read for row in measurements]
+    return CalibrateAnswer(own_calibration(rows, name), [item for _, (_, left_out) in read for item in left_out])
 
 
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:

@@ -135,11 +135,10 @@ def tell(kernel: Kernel, of: Grouped) -> Told:
     return Told(reaching(runs, of, held), held)
 
 
-def with_fitted(steps: Sequence[Step], runs: Runs) -> MeasuredRuns:
-    """Return runs as a calibration file has them; steps: in the order of the runs."""
+def fitted_lines(steps: Sequence[Step], runs: Runs) -> list[list[Any]]:
+    """Return fitted runs as lines of residual.COLUMNS; steps: in the order of the runs."""
     fitted = zip(steps, *(column.tolist() for column in (runs.log_error, runs.noise, runs.weight, runs.reach)), strict=True)
-    lines = [[*run_of(step, error)[:-3], noise, round(weight, 2), round(reach, 3)] for step, error, noise, weight, reach in fitted]
-    return MeasuredRuns(runs=runs_text(lines))
+    return [[*run_of(step, error)[:-3], round(noise, 5), round(weight, 2), round(reach, 3)] for step, error, noise, weight, reach in fitted]
 
 
 def text_of(written: Written, measured: MeasuredRuns | None, gpus: Sequence[str], error: str = "") -> str:
@@ -177,7 +176,7 @@ def calibrate(frameworks: Mapping[str, Sequence[Step]], written: Mapping[str, Wr
         measured, comment = None, ""
         if name in ready:
             told = tell(kernel, ready[name])
-            measured, comment = with_fitted(by_job(steps), told.runs), errors_comment(ready[name], told)
+            measured, comment = MeasuredRuns(runs=runs_text(fitted_lines(by_job(steps), told.runs))), errors_comment(ready[name], told)
         if measured is not None or written[name].coefficients:
             gpus = list(dict.fromkeys(step.job.cluster.gpu.name for step in steps))
             texts[name] = text_of(written[name], measured, gpus, comment)

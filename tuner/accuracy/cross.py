@@ -43,8 +43,8 @@ def left_out(item: Scored, left: Left) -> str:
     return f"{row.source}|{row.job.model.name}" if left == "model" else f"{row.source}|" + "|".join(map(str, row.series.values()))
 
 
-def cross(
-    scored: Sequence[Scored], calibration_of: Callable[[Job], Calibration], progress: Callable[[int, int], None] | None = None
+def told_without(
+    scored: Sequence[Scored], calibration_of: Callable[[Job], Calibration], progress: Callable[[str, int, int], None] | None = None
 ) -> dict[Left, list[Scored]]:
     """Return the rows with step times told without what each leaves out; rows that no calibration was fitted to stay as they are."""
     told: dict[Left, dict[str, Prediction]] = {left: {} for left in LEFT}
@@ -53,9 +53,9 @@ def cross(
         row = item.row
         if row.step_s and not row.superseded and row.job.task == "pretrain":
             by_framework[row.job.framework.name].append(item)
-    for done, items in enumerate(by_framework.values()):
+    for done, (name, items) in enumerate(by_framework.items()):
         if progress is not None:
-            progress(done, len(by_framework))
+            progress(f"leaving out rows of {name}: framework", done + 1, len(by_framework))
         fitted = linearised(items, calibration_of)
         for left in LEFT:
             told[left].update(_told(fitted, left))

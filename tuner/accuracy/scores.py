@@ -105,3 +105,9 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are there, None of none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def middle(values: Iterable[float]) -> float | None:
+    """Return the median of the values, None of none."""
+    known = list(values)
+    return median(known) if known else None

@@ -204,7 +204,8 @@ def counts(item: Scored) -> bool:
 def time_errors(scored: Iterable[Scored]) -> dict[str, float | int | None]:
     """Return the errors of step time over the rows that have one."""
     timed = [item for item in scored if item.row.step_s is not None]
-    return scores.errors([(item.row.step_s or 0.0, item.said.step_s) for item in timed], [item.covered for item in timed])
+    found = scores.errors([(item.row.step_s or 0.0, item.said.step_s) for item in timed], [item.covered for item in timed])
+    return found | {"half_width90": scores.middle((item.said.high_s / item.said.low_s) ** 0.5 - 1.0 for item in timed)}
 
 
 def memory_errors(scored: Iterable[Scored]) -> dict[str, float | int | None]:

@@ -14,12 +14,14 @@ HELP = """\
 How wrong the model is on measured runs: JSONL files, one run a line.
 
 Prints the errors of time and memory, fits against out of memory, and how well each series of layouts is ranked. Rows that do
-not state enough are skipped, with the reason.
+not state enough are skipped, with the reason. --cross adds the scores where each row is foretold by a calibration that has not seen
+its series, its model or its source.
 
 \b
 Examples:
   tuner validate runs.jsonl
   tuner validate published/*.jsonl --calibration none --json
+  tuner validate published/*.jsonl --cross
 """
 
 
@@ -27,6 +29,7 @@ Examples:
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="JSONL files of measured runs", show_default=False)],
     calibration: Annotated[str, named_calibration("auto (default), none for hardware figures alone, a preset or a file")] = "auto",
+    cross: Annotated[bool, typer.Option("--cross", help="Also foretell each row without its series, its model, its source")] = False,
     *,
     show: Show,
 ) -> None:
@@ -39,7 +42,7 @@ def validate(
         from tuner.report.validate import validate_text
 
         with Progress(show.quiet) as progress:
-            answer: Any = workflow.validate(files, calibration=calibration, progress=progress)
+            answer: Any = workflow.validate(files, calibration=calibration, cross=cross, progress=progress)
         publish(answer.record(), validate_text, show)
         return 0
 

@@ -12,7 +12,7 @@ import json
 import re
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -127,7 +127,8 @@ class CalibrationFile(Spec):
     """A file of configs/calibrations: what it overrides of the layers before it.
 
     gpus: GPU names it is for (none: it holds on any); fitted_on: those its rows came from, where it holds on any; relatives: GPUs
-    without a file of their own that it stands in for.
+    without a file of their own that it stands in for; base: what it lies on when it is named: prior.yaml and pooled.yaml alone, or
+    all that ships for the job's GPU and framework.
     """
 
     name: Name
@@ -136,6 +137,7 @@ class CalibrationFile(Spec):
     fitted_on: tuple[Name, ...] = ()
     framework: str = ""
     release: str = ""
+    base: Literal["prior", "auto"] = "prior"
     coefficients: dict[str, Override] = Field(default_factory=dict)
     gemm: dict[str, GemmCurve] = Field(default_factory=dict)
     grouped: dict[str, GroupedCurve] = Field(default_factory=dict)
@@ -256,7 +258,10 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
         path = Path(text)
     if not _is_file(path):
         raise one_problem("calibration", "", text, "is none, auto, a name or a file", nearest(text, ["none", "auto", *_names(folder)]))
-    return layered(base, _read(path))
+    over = _read(path)
+    if over.base == "auto":
+        base = calibration_for("auto", gpu, framework=framework, release=release, relatives=relatives)
+    return layered(base, over)
 
 
 def _is_file(path: Path) -> bool:

@@ -344,3 +344,8 @@ def runs_text(rows: Sequence[Sequence[Any]]) -> str:
     writer.writerow(COLUMNS)
     writer.writerows(rows)
     return out.getvalue()
+
+
+def runs_lines(text: str) -> list[list[str]]:
+    """Return the rows of a CSV of runs, without its head."""
+    return list(csv.reader(io.StringIO(text)))[1:]

@@ -17,6 +17,9 @@ def validate_text(record: dict[str, Any], page: Page) -> str:
     lines = [f"{len(record['rows']):,} rows scored, {len(record['skipped']):,} skipped", ""]
     lines += error_table(summary, page)
     lines += ["", *wrapped(fit_words(summary["fit"]), page), ""]
+    if "cross" in record:
+        lines += [*cross_table(record, page), "", *wrapped("below: each row told without its series", page)]
+        summary = record["cross"]["series"]
     if summary["by_source"]:
         lines += [*source_table(summary, page), ""]
     lines += wrapped(series_words(summary), page)
@@ -46,6 +49,23 @@ def error_table(summary: dict[str, Any], page: Page) -> list[str]:
             Column("90th pct", [share(scores["p90_abs_err"]) for _, scores in rows]),
             Column("mean error", [share(scores["bias"], sign=True) for _, scores in rows], rank=2),
             Column("in 90 % range", [share(scores["coverage90"]) for _, scores in rows], rank=1),
+        ]
+    ).lines(page)
+
+
+def cross_table(record: dict[str, Any], page: Page) -> list[str]:
+    """Return the scores of step time by what each row is told without."""
+    rows = [("nothing left out", record["summary"])]
+    rows += [(f"{'its model in its source' if left == 'model' else f'its {left}'} left out", of) for left, of in record["cross"].items()]
+    return Table(
+        [
+            Column("time, each row told with", [name for name, _ in rows], left=True),
+            Column("median |error|", [share(of["time"]["median_abs_err"]) for _, of in rows]),
+            Column("90th pct", [share(of["time"]["p90_abs_err"]) for _, of in rows]),
+            Column("in 90 % range", [share(of["time"]["coverage90"]) for _, of in rows], rank=1),
+            Column("half range", [share(of["time"]["half_width90"]) for _, of in rows], rank=2),
+            Column("tau", [number(of["mean_kendall_tau"]) for _, of in rows], rank=3),
+            Column("regret", [share(of["mean_regret"]) for _, of in rows], rank=3),
         ]
     ).lines(page)
 
