@@ -102,9 +102,10 @@ def kept(folder: Path, framework: str) -> Written:
 def run_of(step: Step, log_error: float) -> list[Any]:
     """Return a step as a line of residual.COLUMNS, its noise, weight and reach not yet fitted."""
     job, model = step.job, step.job.model
-    sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch, int(model.moe is not None), int(model.mla is not None))
+    sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch, job.cluster.sizes[0])
+    kinds = (int(model.moe is not None), int(model.mla is not None))
     knobs = (int(getattr(step.plan, name)) for name in FIELDS)
-    return [step.id, job.cluster.gpu.name, job.release, job.precision, *sizes, *knobs, round(log_error, 5), 0.06, 1, 1.645]
+    return [step.id, job.cluster.gpu.name, job.release, job.precision, *sizes, *kinds, *knobs, round(log_error, 5), 0.06, 1, 1.645]
 
 
 def runs_of(steps: Sequence[Step], coefficients: Mapping[str, Override], bases: Mapping[str, Calibration]) -> Grouped:

@@ -50,10 +50,11 @@ KNOBS: tuple[tuple[str, Callable[[int], float]], ...] = (
     ("zero", float),
 )
 # Pairs of knobs (places in KNOBS) that act together: the size of products and messages, and how the pipeline fills.
+OUTSIDE = 3.0
 NOISE_REACH = 4.0  # squared doublings over which runs are taken to be as noisy as each other
 PAIRS = ((0, 5), (1, 5), (0, 1))
 FIELDS = tuple(dict.fromkeys(name for name, _ in KNOBS))
-JOB_COLUMNS = ("hidden", "layers", "seq_len", "gpus", "global_batch", "moe", "mla")
+JOB_COLUMNS = ("hidden", "layers", "seq_len", "gpus", "global_batch", "domain", "moe", "mla")
 COLUMNS = ("id", "gpu", "release", "precision", *JOB_COLUMNS, *FIELDS, "log_error", "noise", "weight", "reach")
 
 
@@ -84,7 +85,7 @@ class Kernel(Spec):
 
 
 class Runs(NamedTuple):
-    """Measured runs as columns: names, (n, 7) job features, (n, 10) knobs, log(measured / predicted); the standard deviation of a run
+    """Measured runs as columns: names, (n, 8) job features, (n, 10) knobs, log(measured / predicted); the standard deviation of a run
     of its source, how many times its variance this one has (1; more where its neighbours contradict it), and how many standard
     deviations hold 90 % of the runs of that source whose series was left out.
     """
@@ -153,7 +154,7 @@ def read_runs(text: str) -> Runs:
         raise ValueError(f"must be CSV with the columns {','.join(COLUMNS)} and at least one run")
     numbers = {name: np.array([_number(row[name], i, name) for i, row in enumerate(rows)]) for name in COLUMNS[4:]}
     fields = {name: numbers[name].astype(np.int64) for name in FIELDS}
-    if any((numbers[name] < 1).any() for name in (*JOB_COLUMNS[:5], *FIELDS[:6], "weight")):
+    if any((numbers[name] < 1).any() for name in (*JOB_COLUMNS[:6], *FIELDS[:6], "weight")):
         raise ValueError("sizes, degrees and weights must be at least 1")
     if any((numbers[name] <= 0).any() for name in ("noise", "reach")):
         raise ValueError("noise and reach must be above 0")
@@ -181,16 +182,18 @@ def _number(text: str | None, row: int, name: str) -> float:
     return value
 
 
-def _job_axes(hidden: Any, layers: Any, seq_len: Any, gpus: Any, global_batch: Any, moe: Any, mla: Any) -> tuple[Any, ...]:
-    """Return the job's coordinates: sizes in doublings, the batch counting half; experts two and MLA one doubling away."""
+def _job_axes(hidden: Any, layers: Any, seq_len: Any, gpus: Any, global_batch: Any, domain: Any, moe: Any, mla: Any) -> tuple[Any, ...]:
+    """Return the job's coordinates: sizes in doublings, the batch counting half; more GPUs than an NVLink domain holds are OUTSIDE
+    doublings away from fewer, experts two and MLA one.
+    """
     sizes = (np.log2(1.0 * size) for size in (hidden, layers, seq_len, gpus))
-    return (*sizes, 0.5 * np.log2(1.0 * global_batch), 2.0 * moe, 1.0 * mla)
+    return (*sizes, 0.5 * np.log2(1.0 * global_batch), OUTSIDE * (gpus > domain), 2.0 * moe, 1.0 * mla)
 
 
 def job_features(job: Job) -> Any:
-    """Return the (7,) coordinates of a job."""
+    """Return the (8,) coordinates of a job."""
     model = job.model
-    sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch)
+    sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch, job.cluster.sizes[0])
     return np.array(_job_axes(*sizes, float(model.moe is not None), float(model.mla is not None)))
 
 

@@ -152,7 +152,7 @@ def weighed(kernel: Kernel, runs: Runs) -> Runs:
 def reaching(runs: Runs, of: Grouped, held: HeldOut) -> Runs:
     """Return the runs with the reach of their source, or of all sources with few runs, where their series was left out."""
     sources = _shared_sources(of)
-    log_error = np.clip(of.runs.log_error, -WORST, WORST)
+    log_error = of.runs.log_error
     found = {
         name: reach_of(log_error[these], HeldOut(held.mean[these], held.deviation[these]))
         for name in np.unique(sources).tolist()
