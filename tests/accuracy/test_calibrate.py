@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
 from tests.jobs import calibration_of, gpt, gpt_job
-from tuner.accuracy.calibrate import calibrate_framework, fit_steps
-from tuner.cost_model.calibration import CalibrationFile
+from tests.published import published
+from tuner.accuracy.calibrate import bases_of, calibrate, fit_steps, judged, main, with_kernel
+from tuner.cost_model.calibration import CalibrationFile, layered
 from tuner.cost_model.estimate import estimate
 from tuner.cost_model.fit.coefficients import Step
-from tuner.load import load_spec, parse_yaml
+from tuner.cost_model.fit.residuals import START
+from tuner.cost_model.residual import read_runs
+from tuner.load import load_spec, load_yaml, parse_yaml
 from tuner.plan import Plan
+from tuner.presets import configs_dir
 
 PLANS = [Plan(tp=tp, pp=pp, micro_batch=mb) for tp in (1, 4) for pp in (1, 2) for mb in (1, 4)]
 
@@ -26,11 +32,18 @@ def steps(models: tuple[tuple[int, int], ...] = SMALL, **truth: float) -> list[S
     made = []
     for layers, hidden in models:
         job = gpt_job(gpt(layers=layers, hidden=hidden, heads=hidden // 64), cluster=gpt_job().cluster.replace(gpus=16), global_batch=64)
-        base = calibration_of(job, "auto")
+        base = calibration_of(job, "auto").model_copy(update={"measured": None})
         changed = {name: base.coefficients[name].model_copy(update={"value": value}) for name, value in truth.items()}
         machine = base.model_copy(update={"coefficients": {**base.coefficients, **changed}})
         made += [
-            Step(id=f"own-{hidden}-{layers}-{i}", job=job, plan=plan, step_s=float(estimate(job, plan, machine).step_s))
+            Step(
+                id=f"own-{hidden}-{layers}-{i}",
+                job=job,
+                plan=plan,
+                step_s=float(estimate(job, plan, machine).step_s),
+                series=f"{hidden}",
+                source="own",
+            )
             for i, plan in enumerate(PLANS)
         ]
     return made
@@ -39,7 +52,7 @@ def steps(models: tuple[tuple[int, int], ...] = SMALL, **truth: float) -> list[S
 def test_a_slow_host_is_found() -> None:
     """A floor that binds nowhere at the prior has no gradient there; the coarse steps find it all the same."""
     rows = steps(host_per_layer_s=2e-3)
-    fitted = fit_steps(rows, {"a100-sxm-80gb": calibration_of(rows[0].job, "auto")})
+    fitted = fit_steps(rows, bases_of(rows))
     assert fitted is not None
     assert fitted.helps
     assert fitted.overrides["host_per_layer_s"].value == pytest.approx(2e-3, rel=0.1)
@@ -49,23 +62,73 @@ def test_a_slow_host_is_found() -> None:
 def test_a_few_broken_runs_do_not_steer_it() -> None:
     rows = steps(host_per_layer_s=2e-3)
     broken = [dataclasses.replace(row, step_s=row.step_s * 30) if i % 9 == 0 else row for i, row in enumerate(rows)]
-    fitted = fit_steps(broken, {"a100-sxm-80gb": calibration_of(rows[0].job, "auto")})
+    fitted = fit_steps(broken, bases_of(rows))
     assert fitted is not None
     assert fitted.overrides["host_per_layer_s"].value == pytest.approx(2e-3, rel=0.35)
 
 
-def test_nothing_is_written_where_nothing_is_gained() -> None:
-    rows = steps()
-    (verdict,) = list(calibrate_framework("megatron-lm", {"a100-sxm-80gb": rows[:4]}))
-    assert verdict == ("megatron-lm-a100-sxm-80gb", "", "megatron-lm-a100-sxm-80gb: 4 rows, too few")
+def written(rows: list[Step]) -> str:
+    """The text of the file of these rows."""
+    texts, _ = calibrate({"megatron-lm": rows}, {"megatron-lm": judged("megatron-lm", rows)}, kernel=START)
+    return texts["megatron-lm"]
+
+
+def test_nothing_is_written_where_too_little_is_known() -> None:
+    rows = steps()[:4]
+    fitted = judged("megatron-lm", rows)
+    assert (fitted.coefficients, fitted.verdict) == ({}, "megatron-lm: 4 rows, too few for coefficients")
+    assert calibrate({"megatron-lm": rows}, {"megatron-lm": fitted}, kernel=START)[0] == {}
+
+
+def test_coefficients_that_gain_nothing_are_declined() -> None:
+    fitted = judged("megatron-lm", steps())
+    assert fitted.coefficients == {}
+    assert "declined" in fitted.verdict
 
 
 def test_what_is_written_can_be_read() -> None:
     rows = steps(LARGE, gemm_sustained=0.8)
-    ((name, text, verdict),) = list(calibrate_framework("megatron-lm", {"a100-sxm-80gb": rows}))
-    assert verdict.endswith("written")
-    file = load_spec(CalibrationFile, parse_yaml(text, "made"), "made")
-    assert (file.name, file.framework, file.gpus) == (name, "megatron-lm", ("a100-sxm-80gb",))
+    file = load_spec(CalibrationFile, parse_yaml(written(rows), "made"), "made")
+    assert (file.name, file.framework, file.gpus) == ("megatron-lm", "megatron-lm", ("a100-sxm-80gb",))
     assert file.coefficients["gemm_sustained"].value == pytest.approx(0.8, rel=0.05)  # held a little towards the prior, 0.93
     assert file.coefficients["gemm_sustained"].n == len(rows)
     assert "own-4096" in file.coefficients["gemm_sustained"].source
+    assert file.measured is not None
+    runs = read_runs(file.measured.runs)
+    assert runs.ids == tuple(row.id for row in rows)
+    assert float(abs(runs.log_error).max()) < 0.05  # what the coefficients leave
+
+
+def test_the_runs_of_a_file_correct_its_own_plans() -> None:
+    """Every run 1.3 times slower than the model says: the coefficients are declined or the runs take what they leave."""
+    rows = [dataclasses.replace(row, step_s=row.step_s * 1.3) for row in steps()]
+    file = load_spec(CalibrationFile, parse_yaml(written(rows), "made"), "made")
+    job = rows[0].job
+    learned = layered(calibration_of(job, "auto").model_copy(update={"measured": None, "kernel": START}), file)
+    off = [float(estimate(row.job, row.plan, learned).step_s) / row.step_s - 1 for row in rows]
+    assert max(map(abs, off)) < 0.05
+
+
+def test_the_kernel_stands_at_the_end_of_the_prior() -> None:
+    text = "name: prior\ncoefficients: {}\nkernel:\n  offset: 1\n"
+    again = with_kernel(text, START)
+    assert again.startswith("name: prior\ncoefficients: {}\nkernel:\n  offset: 0.015\n")
+    assert with_kernel(again, START) == again
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_command_writes_a_folder(tmp_path: Path, keep: bool) -> None:
+    """Rows as they come, in; a file and the kernel out. Twice the same."""
+    folder = configs_dir() / "calibrations"
+    (tmp_path / "prior.yaml").write_text((folder / "prior.yaml").read_text())
+    rows = tmp_path / "small.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in published("zero_bubble")))
+    arguments = [str(rows), "-o", str(tmp_path), *(["--keep-coefficients"] if keep else [])]
+    assert main(arguments) == 0
+    first = (tmp_path / "megatron-lm-zero-bubble.yaml").read_text()
+    assert ("coefficients:" in first) is not keep
+    assert main([*arguments, "--only", "megatron-lm-zero-bubble"]) == 0
+    assert (tmp_path / "megatron-lm-zero-bubble.yaml").read_text() == first
+    loaded = load_spec(CalibrationFile, load_yaml(tmp_path / "megatron-lm-zero-bubble.yaml"), "made")
+    assert loaded.measured is not None
+    assert "kernel:" in (tmp_path / "prior.yaml").read_text()

@@ -7,6 +7,7 @@ from typing import Any
 from tuner.cluster import Cluster, Domain, Gpu, Sourced
 from tuner.cost_model.calibration import Calibration, Coefficient
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, Fit, GemmCurve, Grid, GroupedCurve, Tile
+from tuner.cost_model.fit.residuals import START
 
 FIT = Fit(source="by hand")
 ONE = Grid(axes=((1.0, 2.0),), values="1 1")
@@ -74,6 +75,7 @@ def calibration(*, gemm: GemmCurve | None = None, latency: Grid = ZERO_LATENCY, 
     ops = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     grouped = GroupedCurve(factor=Grid(axes=((1.0, 2.0), (1.0, 2.0)), values="2 2 2 2"), fit=FIT)
     return Calibration(
+        kernel=START,
         name="flat",
         coefficients={n: Coefficient(value=v, prior=v, words="by hand", source="default") for n, v in values.items()},
         gemm=dict.fromkeys(("bfloat16", "fp8", "fp8_block", "nvfp4"), curve),

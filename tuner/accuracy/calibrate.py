@@ -13,6 +13,7 @@ import os
 import sys
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,11 +168,15 @@ def errors_comment(of: Grouped, told: Told) -> str:
     )
 
 
-def calibrate(frameworks: Mapping[str, Sequence[Step]], written: Mapping[str, Written]) -> tuple[dict[str, str], Kernel]:
-    """Return the text of each framework's file, and the kernel over all."""
+def calibrate(
+    frameworks: Mapping[str, Sequence[Step]], written: Mapping[str, Written], kernel: Kernel | None = None
+) -> tuple[dict[str, str], Kernel]:
+    """Return the text of each framework's file, and the kernel over all (fitted where none is given)."""
     every = {name: runs_of(by_job(steps), written[name].coefficients, bases_of(steps)) for name, steps in frameworks.items()}
     ready = {name: of for name, of in every.items() if len(of.series) >= FEWEST_ROWS and len(set(of.series.tolist())) >= FEWEST_JOBS}
-    kernel = fit_kernel({name: of for name, of in ready.items() if len(of.series) >= FEWEST_FOR_KERNEL and spread_of(of.runs) < NOISY})
+    kernel = kernel or fit_kernel(
+        {name: of for name, of in ready.items() if len(of.series) >= FEWEST_FOR_KERNEL and spread_of(of.runs) < NOISY}
+    )
     texts = {}
     for name, steps in frameworks.items():
         measured, comment = None, ""
@@ -212,13 +217,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep-coefficients", action="store_true", help="fit the runs alone")
     parser.add_argument("--only", action="append", help="fit the coefficients of this framework alone, and the runs of all")
     options = parser.parse_args(arguments)
-    measurements, _ = read_files(options.rows)
-    frameworks = steps_by_framework(measurements)
+    frameworks = _steps_of(tuple(options.rows))
     fitting = [name for name in frameworks if not options.keep_coefficients and (not options.only or name in options.only)]
     written = {name: kept(options.out, name) for name in frameworks if name not in fitting}
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         largest = sorted(fitting, key=lambda name: -len(frameworks[name]))
-        for done in pool.map(judged, largest, [frameworks[name] for name in largest]):
+        for done in pool.map(_judged_of, [tuple(options.rows)] * len(largest), largest):
             sys.stderr.write(done.verdict + "\n")
             written[done.framework] = done
     texts, kernel = calibrate(frameworks, written)
@@ -226,6 +230,16 @@ def main(arguments: list[str] | None = None) -> int:
         _put(options.out / f"{name}.yaml", texts.get(name, ""))
     _put(options.out / "prior.yaml", with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel))
     return 0
+
+
+@lru_cache(maxsize=1)
+def _steps_of(rows: tuple[Path, ...]) -> dict[str, list[Step]]:
+    return steps_by_framework(read_files(rows)[0])
+
+
+def _judged_of(rows: tuple[Path, ...], framework: str) -> Written:
+    """Return the coefficients of a framework of these files, which each worker reads for itself: jobs do not travel."""
+    return judged(framework, _steps_of(rows)[framework])
 
 
 def _put(path: Path, text: str) -> None:
