@@ -71,8 +71,15 @@ class Framework(Spec):
     fused_attention_since: the year from which its attention is a fused kernel (None: as far back as it matters);
     gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no);
     sharded_logits: whether the loss runs on a rank's share of the vocabulary (None: yes; no: logits are gathered over tp);
-    fused_norm: whether a norm is one kernel that keeps its input alone (None: yes; no: element-wise kernels, one more tensor kept);
-    fused_loss: whether the cross-entropy is one kernel over 16-bit logits whose gradient overwrites them (None: no, fp32 copies).
+    fused_norm: whether a norm is one kernel that keeps its input alone (None: yes; no: element-wise kernels keep an fp32 copy of it and
+    the 16-bit result before the weight as well);
+    fused_loss: whether the cross-entropy is one kernel over 16-bit logits whose gradient overwrites them (None: no, fp32 copies);
+    stacked_qkv: whether the stacked queries, keys and values stay beside the keys and values that attention took (None: no);
+    gathered_inputs: whether blocks keep the inputs that sequence parallelism gathered, rather than gather them again in the backward
+    (None: no);
+    bucket_elements: elements of each of the two buffers through which ZeRO 1 and 2 reduce gradients and gather weights (None: none);
+    quantised_inputs: whether products of a quantised precision keep their inputs in it rather than in 16 bits (None: no);
+    weighed_activation: whether the router's weights multiply the experts' activation, so that their output is not kept (None: no).
     """
 
     name: Name
@@ -100,6 +107,11 @@ class Framework(Spec):
     sharded_logits: Sourced[bool] | None = None
     fused_norm: Sourced[bool] | None = None
     fused_loss: Sourced[bool] | None = None
+    stacked_qkv: Sourced[bool] | None = None
+    gathered_inputs: Sourced[bool] | None = None
+    bucket_elements: Sourced[Annotated[int, Field(ge=0, le=10**12, strict=True)]] | None = None
+    quantised_inputs: Sourced[bool] | None = None
+    weighed_activation: Sourced[bool] | None = None
 
 
 def gradient_bytes(job: Job) -> float:

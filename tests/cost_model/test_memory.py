@@ -6,10 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.jobs import calibration_of, gpt, gpt_job, llama_job, moe_job
+from tuner import presets
 from tuner.arrays import total
+from tuner.cost_model.estimate import estimate
+from tuner.cost_model.fit.memory import Table, fit_memory
 from tuner.cost_model.memory import out_of_memory_probability, stage_memory
 from tuner.cost_model.params import parameters, trained_parameters
 from tuner.cost_model.weights import stage_weights
+from tuner.job import Job
+from tuner.measurement import Measurement
 from tuner.plan import FULL, Plan
 
 
@@ -66,6 +71,44 @@ def test_device_is_the_sum_of_the_leaves() -> None:
         assert float(one.device) == pytest.approx(float(total(one)), rel=1e-12)
 
 
+def test_only_what_comes_and_goes_is_fragmented() -> None:
+    job = llama_job()
+    one, factor = memory(job, Plan(tp=8, pp=4, sequence_parallel=1)), calibration_of(job)["fragmentation"]
+    assert float(one.fragmentation) == pytest.approx((factor - 1) * float(one.activations + one.recompute_peak))
+    assert float(one.reserved) == pytest.approx(
+        float(one.weights + one.gradients + one.optimizer + one.workspace) + factor * float(one.working)
+    )
+
+
+def test_blocks_between_layers_are_whole_and_the_loss_goes_before_them() -> None:
+    """Two T x h blocks of 2 bytes whatever t: 4 x 8192 x 8192; on the last stage 10 bytes a logit of 16,128 cover them."""
+    job = llama_job()
+    plan = Plan(tp=8, pp=4, sequence_parallel=1)
+    assert float(memory(job, plan, 0).recompute_peak) == 4 * 8192 * 8192
+    assert float(memory(job, plan, 3).recompute_peak) == 0.0
+
+
+def test_buckets_of_deepspeed() -> None:
+    """ZeRO 1 reduces and gathers through 5e8 elements each of 2 bytes; a rank with fewer parameters through fewer."""
+    job = llama_job(framework=presets.framework("megatron-deepspeed"), precision="fp16")
+    assert float(memory(job.replace(precision="bf16"), Plan(tp=8, pp=4, zero=1)).gathered) == 0.0
+    assert float(memory(job, Plan(tp=8, pp=4, zero=1)).gathered) == 4 * 5e8
+    assert float(memory(job, Plan(tp=8, pp=4, zero=0)).gathered) == 0.0
+    small = float(stage_weights(job, Plan(tp=8, pp=32, zero=1), 1).dense)
+    assert float(memory(job.replace(cluster=presets.cluster("h100x512")), Plan(tp=8, pp=32, zero=1), 1).gathered) == 4 * small
+
+
+def test_added_gradients_count_by_their_share() -> None:
+    """nanotron: fp32 accumulators of 4 bytes, and of the 16-bit gradients beside them the share that stands at the peak."""
+    job = llama_job(framework=presets.framework("nanotron"))
+    held = float(stage_weights(job, Plan(tp=8), 0).dense)
+    assert float(memory(job, Plan(tp=8)).gradients) == 6 * held
+    used = calibration_of(job)
+    half = used.coefficients["added_gradients_share"].model_copy(update={"value": 0.5})
+    used = used.model_copy(update={"coefficients": {**used.coefficients, "added_gradients_share": half}})
+    assert float(stage_memory(job, Plan(tp=8), used, 8, 0).gradients) == 5 * held
+
+
 def test_logits_are_on_the_last_stage_only() -> None:
     job = llama_job()
     assert float(memory(job, Plan(tp=8, pp=4), 0).logits) == 0
@@ -78,8 +121,58 @@ def test_probability_is_one_half_at_capacity() -> None:
     job = gpt_job()
     capacity = job.cluster.gpu.memory.value
     assert float(out_of_memory_probability(job, capacity, calibration_of(job))) == 0.5
+    spread = calibration_of(job)["oom_margin_spread"]
+    assert float(out_of_memory_probability(job, capacity * np.exp(-2 * spread), calibration_of(job))) == pytest.approx(0.02275)
     need = np.linspace(0.3, 2.0, 200) * capacity
     assert (np.diff(out_of_memory_probability(job, need, calibration_of(job))) >= 0).all()
+
+
+def test_memory_has_an_interval() -> None:
+    """exp(1.645 x spread) either way."""
+    job = llama_job()
+    found = estimate(job, Plan(tp=8, pp=4), calibration_of(job))
+    assert found.high_bytes / found.memory_bytes == pytest.approx(np.exp(1.645 * calibration_of(job)["oom_margin_spread"]))
+    assert found.low_bytes * found.high_bytes == pytest.approx(found.memory_bytes**2)
+
+
+def rows(**truth: float) -> list[Measurement]:
+    """Runs of two Llamas as a machine with these coefficients would measure them."""
+    made = []
+    for layers in (16, 40):
+        model = presets.model("llama3-70b").replace(name=f"llama-{layers}", layers=layers, hidden=4096, ffn_hidden=14336, heads=32)
+        job = llama_job(model=model, framework=presets.framework("nanotron"), seq_len=4096)
+        base = calibration_of(job)
+        changed = {name: base.coefficients[name].model_copy(update={"value": value}) for name, value in truth.items()}
+        machine = base.model_copy(update={"coefficients": {**base.coefficients, **changed}})
+        plans = [Plan(tp=tp, pp=pp, micro_batch=mb, sequence_parallel=int(tp > 1)) for tp in (1, 8) for pp in (1, 4) for mb in (1, 4, 16)]
+        table = Table([row(job, plan) for plan in plans], machine)
+        made += [row(job, plan, float(size)) for plan, size in zip(plans, table.predict({})[0], strict=True)]
+    return made
+
+
+def row(job: Job, plan: Plan, size: float | None = None) -> Measurement:
+    return Measurement(id="own-run", job=job, plan=plan, memory_bytes=size, memory_kind="allocated")
+
+
+def test_fit_finds_what_a_framework_keeps() -> None:
+    truth = {"logits_bytes_per_element": 14.0, "gathered_inputs_kept": 1.0, "added_gradients_share": 0.25}
+    fitted = fit_memory(rows(**truth), calibration_of, "own")
+    assert fitted.helps
+    assert fitted.errors is not None
+    assert fitted.errors[1][0] < 0.02 < fitted.errors[0][0]
+    assert fitted.overrides["logits_bytes_per_element"].value == pytest.approx(14.0, rel=0.1)
+    assert fitted.overrides["gathered_inputs_kept"].value == pytest.approx(1.0, abs=0.1)
+    assert fitted.overrides["oom_margin_spread"].value < 0.13
+
+
+def test_a_fit_that_gains_nothing_leaves_the_spread_alone() -> None:
+    """One model takes a quarter more than the model says, the other a quarter less: nothing learnt of one helps with the other."""
+    made = rows()
+    off = [one.replace(memory_bytes=(one.memory_bytes or 0.0) * (1.25 if one.job.model.layers == 16 else 0.8)) for one in made]
+    fitted = fit_memory(off, calibration_of, "own")
+    assert not fitted.helps
+    assert list(fitted.overrides) == ["oom_margin_spread"]
+    assert fitted.overrides["oom_margin_spread"].value == pytest.approx(np.log(1.25) / 1.645, abs=0.001)
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tuner.arrays import Floats, term, total
 from tuner.cost_model.shard import recomputed, shard
-from tuner.cost_model.work import E
+from tuner.cost_model.work import QUANTISED, E
 from tuner.job import says
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 REF = "Korthikanti 2022, section 4"
+UNFUSED_NORM = 3  # 16-bit tensors beyond its input that a norm of element-wise kernels keeps: it in fp32, and the result before the weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,21 @@ class Activations:
         return total(self)
 
 
-def layer_activations(job: Job, plan: Plan, kind: LayerKind) -> Activations:
-    """Return what one layer keeps when it is not recomputed as a whole; single recomputed modules drop their part."""
+def input_bytes(job: Job) -> float:
+    """Return bytes an element in which a matrix product keeps its input: 2, or what Transformer Engine quantised it to (8 bits, or 4
+    and one 8-bit scale for 16 elements: NVFP4).
+    """
+    if job.precision in QUANTISED and says(job.framework.quantised_inputs, False):
+        return 0.5625 if job.precision == "nvfp4" else 1.0
+    return E
+
+
+def layer_activations(job: Job, plan: Plan, kind: LayerKind, gathered: Floats = 0.0) -> Activations:
+    """Return what one layer keeps when it is not recomputed as a whole; single recomputed modules drop their part.
+
+    gathered: share of the blocks' inputs that sequence parallelism gathered and that stay whole for the backward (0 where they are
+    gathered again: Korthikanti 2022, section 4.2.2).
+    """
     model, s = job.model, shard(job, plan)
     t = 1.0 * s.tokens
     hidden = t * model.hidden / s.spread
@@ -52,23 +66,25 @@ def layer_activations(job: Job, plan: Plan, kind: LayerKind) -> Activations:
     keep_norm = 1 - recomputed(plan, "layernorm") * 1
     extra_norms = model.norms_per_layer - 1
     if not says(job.framework.fused_norm, True):
-        extra_norms += model.norms_per_layer
+        extra_norms += UNFUSED_NORM * model.norms_per_layer
     mla = model.mla
     q = t * s.heads * model.qk_head_dim
     kv = t * s.kv_heads * (model.qk_head_dim + model.v_head_dim)
-    qkv = E * (q + kv)
+    qkv = E * (q + kv * (2 if says(job.framework.stacked_qkv, False) else 1))
     if mla:
         latents = E * t * (mla.q_lora_rank + mla.kv_lora_rank + mla.qk_rope_head_dim) / s.spread
         qkv = latents + E * (q + t * s.heads * (model.qk_head_dim + model.v_head_dim)) * (1 - recomputed(plan, "mla_up_proj") * 1)
     moe = model.moe if kind.moe else None
-    block_inputs = E * hidden * keep_norm
+    each = input_bytes(job)
+    block_inputs = each * keep_norm * (hidden + gathered * (t * model.hidden - hidden))
+    attention_output = E if each == E else E + each  # quantised, the product keeps a copy of its own beside the kernel's
     return Activations(
         layer_input=E * hidden,
         norms=extra_norms * E * hidden + 2 * mask,
         linear_inputs=2 * block_inputs,
         qkv=qkv,
         core_attention=_core_attention(job, plan, kind),
-        projection_input=E * t * s.heads * model.v_head_dim,
+        projection_input=attention_output * t * s.heads * model.v_head_dim,
         mlp=0.0 if moe else _mlp_bytes(job, t, s.ffn) * (1 - recomputed(plan, "mlp") * 1),
         shared_experts=_mlp_bytes(job, t, s.shared_ffn) * (1 - recomputed(plan, "shared_experts") * 1) if moe else 0.0,
         experts=_experts(job, plan) if moe else 0.0,
@@ -90,13 +106,13 @@ def _core_attention(job: Job, plan: Plan, kind: LayerKind) -> Floats:
 
 def _mlp_bytes(job: Job, tokens: Floats, width: Floats) -> Floats:
     """Activation's input (two of them when gated) and output over tokens x width; a gate that is not fused keeps act(x) as well."""
-    gated = 3 if says(job.framework.fused_activation, True) else 4
-    return E * tokens * width * (gated if job.model.gated_mlp else 2)
+    gated = 2 if says(job.framework.fused_activation, True) else 3
+    return tokens * width * (E * (gated if job.model.gated_mlp else 1) + input_bytes(job))
 
 
 def _experts(job: Job, plan: Plan) -> Floats:
-    """Dispatched input and the experts' output (kept to weigh it by the router) of h, activation's input and output of the expert
-    width, for each (token, expert) pair of the rank; router scores in fp32.
+    """Dispatched input and the experts' output (kept to weigh it by the router, unless their activation is weighed) of h, activation's
+    input and output of the expert width, for each (token, expert) pair of the rank; router scores in fp32.
     """
     model, s = job.model, shard(job, plan)
     assert model.moe is not None  # noqa: S101 (callers ask only for layers with experts)
@@ -104,6 +120,8 @@ def _experts(job: Job, plan: Plan) -> Floats:
     gates = 2 if model.gated_mlp else 1
     activation_output = 1 - recomputed(plan, "moe_act", "moe") * 1
     kept = 1 - recomputed(plan, "moe") * 1
-    widths = rows * s.expert_ffn * (gates * kept + activation_output)
+    each = input_bytes(job)
+    widths = rows * s.expert_ffn * (E * gates * kept + each * activation_output)
+    ends = rows * model.hidden * (each if says(job.framework.weighed_activation, False) else each + E)
     router = 8.0 * s.tokens / s.spread * model.moe.experts * kept
-    return E * (2 * rows * model.hidden * kept + widths) + router
+    return ends * kept + widths + router

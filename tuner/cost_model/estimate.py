@@ -12,7 +12,7 @@ import numpy as np
 from tuner.arrays import Floats, Ints, term, total
 from tuner.cost_model.data_parallel import embedding_reduce_seconds, exposed, optimizer_seconds, traffic
 from tuner.cost_model.flops import model_flops
-from tuner.cost_model.memory import Memory, out_of_memory_probability, stage_memory
+from tuner.cost_model.memory import NORMAL_90, Memory, out_of_memory_probability, stage_memory
 from tuner.cost_model.pipeline import StageTime, all_stages_seconds, bubble_seconds, pieces, stage_time, stages_to_watch
 from tuner.cost_model.residual import correction, spread90
 from tuner.cost_model.weights import Weights, stage_weights
@@ -45,9 +45,8 @@ class Estimate:
     """What a plan costs: columns that broadcast to the plan's shape.
 
     step_s: seconds a step, which spread() divides and multiplies to its 90 % interval low_s to high_s; memory_bytes: device bytes
-    of a rank of the fullest stage (worst_stage), p_oom: probability that it runs out; slowest_stage: index of the stage that sets
-    the pace; step: the parts
-    of step_s; calibration: its hash.
+    of a rank of the fullest stage (worst_stage), which memory_spread divides and multiplies to its 90 % interval; p_oom: probability
+    that it runs out; slowest_stage: index of the stage that sets the pace; step: the parts of step_s; calibration: its hash.
     """
 
     step_s: Floats
@@ -58,6 +57,7 @@ class Estimate:
     slowest_stage: Ints
     step: StepTime
     calibration: str
+    memory_spread: float = 1.0
 
     @property
     def low_s(self) -> Floats:
@@ -68,6 +68,16 @@ class Estimate:
     def high_s(self) -> Floats:
         """Upper end of the 90 % interval of a step, in seconds."""
         return self.step_s * self.spread()
+
+    @property
+    def low_bytes(self) -> Floats:
+        """Lower end of the 90 % interval of the memory, in bytes."""
+        return self.memory_bytes / self.memory_spread
+
+    @property
+    def high_bytes(self) -> Floats:
+        """Upper end of the 90 % interval of the memory, in bytes."""
+        return self.memory_bytes * self.memory_spread
 
 
 def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
@@ -89,6 +99,7 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
         slowest_stage=slowest_stage,
         step=step,
         calibration=calibration.hash,
+        memory_spread=math.exp(NORMAL_90 * calibration["oom_margin_spread"]),
     )
 
 

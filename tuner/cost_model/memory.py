@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 ZERO = "Rajbhandari 2020, section 5"
 KORTHIKANTI = "Korthikanti 2022, section 4"
 SEEN = "public runs: see docs/memory.md"
+NORMAL_90 = 1.645  # standard deviations that hold 90 % of a normal variable
+ACCUMULATED = 4.0  # bytes a parameter of fp32 gradient accumulators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +41,11 @@ class Memory:
     gradients: Floats = term("B", "gradients", ZERO)
     optimizer: Floats = term("B", "optimizer state and master weights", ZERO)
     activations: Floats = term("B", "activations of the micro batches in flight", KORTHIKANTI)
-    recompute_peak: Floats = term("B", "one layer's activations while it is recomputed or run backward", KORTHIKANTI)
+    recompute_peak: Floats = term("B", "one layer's activations while it is recomputed or run backward, beyond the loss's", KORTHIKANTI)
     logits: Floats = term("B", "logits and loss", "one 16-bit block and fp32 copies of s b V / t")
-    gathered: Floats = term("B", "layers gathered by ZeRO 3 / FSDP", "FSDP, arXiv 2304.11277, section 3.3")
+    gathered: Floats = term("B", "layers gathered by ZeRO 3 / FSDP, buckets of ZeRO 1 and 2", "FSDP, arXiv 2304.11277, section 3.3")
     optimizer_step: Floats = term("B", "temporaries of the optimizer's step beyond what the backward had", SEEN)
+    workspace: Floats = term("B", "workspaces of the matrix products' libraries", "PyTorch, CUBLAS_WORKSPACE_CONFIG")
     fragmentation: Floats = term("B", "reserved by the allocator but not allocated", SEEN)
     communicators: Floats = term("B", "buffers of the communicators", SEEN)
     context: Floats = term("B", "device context and libraries", SEEN)
@@ -50,9 +53,12 @@ class Memory:
     @property
     def allocated(self) -> Floats:
         """Bytes of tensors at the peak: what an allocator's peak counter shows."""
-        state = self.weights + self.gradients + self.optimizer
-        working = self.activations + (self.recompute_peak + self.logits)
-        return state + (self.gathered + self.optimizer_step) + working
+        return (self.weights + self.gradients + self.optimizer) + self.workspace + self.working
+
+    @property
+    def working(self) -> Floats:
+        """Bytes of the tensors that come and go within a step: what fragments the allocator's memory."""
+        return self.activations + (self.recompute_peak + self.logits) + (self.gathered + self.optimizer_step)
 
     @property
     def reserved(self) -> Floats:
@@ -68,10 +74,11 @@ class Memory:
 def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints) -> Memory:
     """Return the memory of a rank of `stage`."""
     held = stage_weights(job, plan, stage)
-    state = _state(job, plan, held, stage)
-    activations, peak = _activations(job, plan, microbatches, stage)
+    state = _state(job, plan, calibration, held, stage)
+    activations, peak = _activations(job, plan, calibration, microbatches, stage)
     logits = _logits(job, plan, calibration, stage)
-    gathered = _gathered(job, plan, stage)
+    peak = np.maximum(peak - logits, 0.0)  # the loss runs backward, and is freed, before the layers do
+    gathered = _gathered(job, plan, stage) + _buckets(job, plan, held)
     step: Floats = 0.0
     if not job.framework.fused_optimizer.value:
         freed = activations + (peak + logits) + gathered
@@ -79,14 +86,18 @@ def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: I
     tensors = Memory(**state, activations=activations, recompute_peak=peak, logits=logits, gathered=gathered, optimizer_step=step)
     return replace(
         tensors,
-        fragmentation=tensors.allocated * (calibration["fragmentation"] - 1.0),
+        workspace=calibration["workspace_bytes"],
+        fragmentation=tensors.working * (calibration["fragmentation"] - 1.0),
         communicators=_communicators(job, plan) * calibration["nccl_group_bytes"],
         context=calibration["context_bytes"],
     )
 
 
-def _state(job: Job, plan: Plan, held: Weights, stage: Ints) -> dict[str, Floats]:
-    """Weights, gradients and optimizer state. LoRA holds the last two for its adapters alone."""
+def _state(job: Job, plan: Plan, calibration: Calibration, held: Weights, stage: Ints) -> dict[str, Floats]:
+    """Weights, gradients and optimizer state. LoRA holds the last two for its adapters alone.
+
+    Where 16-bit gradients are added to fp32 accumulators, they come as activations go, and less than all of them stands at the peak.
+    """
     f = job.framework
     dense_shards, expert_shards = shards(job, plan)
     weight_cut = [np.where(plan.zero >= 3, n, 1) for n in (dense_shards, expert_shards)]
@@ -97,6 +108,8 @@ def _state(job: Job, plan: Plan, held: Weights, stage: Ints) -> dict[str, Floats
     wide = 2.0 if job.precision == "fp32" else 1.0  # fp32 weights and gradients are twice the bytes, and are their own masters
     moments = 8.0 if job.precision == "fp32" else float(f.optimizer_bytes.value)
     gradient = gradient_bytes(job)
+    if gradient > ACCUMULATED:
+        gradient = ACCUMULATED + (gradient - ACCUMULATED) * calibration["added_gradients_share"]
     return {
         "weights": f.param_bytes.value * wide * (held.dense / weight_cut[0] + held.expert / weight_cut[1]),
         "gradients": gradient * (trained.dense / grad_cut[0] + trained.expert / grad_cut[1]),
@@ -104,32 +117,36 @@ def _state(job: Job, plan: Plan, held: Weights, stage: Ints) -> dict[str, Floats
     }
 
 
-def _mean_layer(job: Job, plan: Plan, held: StageLayers) -> tuple[Floats, Floats, Floats]:
+def _mean_layer(job: Job, plan: Plan, calibration: Calibration, held: StageLayers) -> tuple[Floats, Floats, Floats]:
     """Return bytes of all the stage's layers kept whole, of their inputs alone, and the largest single layer, for one micro batch."""
     whole: Floats = 0.0
     largest: Floats = 0.0
     inputs: Floats = 0.0
+    kept: Floats = np.where(plan.pp > 1, 0.0, calibration["gathered_inputs_kept"])
+    if says(job.framework.gathered_inputs, False):
+        kept = 1.0
     for count, kinds in ((held.leading, job.model.leading_groups()), (held.body, job.model.body_groups())):
         of_all = sum(n for _, n in kinds)
         for kind, n in kinds:
-            one = layer_activations(job, plan, kind)
+            one = layer_activations(job, plan, kind, kept)
             whole = whole + count * (one.bytes * (n / of_all))
             largest = np.maximum(largest, one.bytes)
             inputs = one.layer_input
     return whole, inputs, largest
 
 
-def _activations(job: Job, plan: Plan, microbatches: Ints, stage: Ints) -> tuple[Floats, Floats]:
+def _activations(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints) -> tuple[Floats, Floats]:
     """Return bytes kept for the micro batches in flight, and the peak of one layer on top of them.
 
     Full recompute keeps the input of recompute_layers layers and the others whole; while a recomputed layer runs backward, all of it
-    exists once. Activation offload keeps one layer of them (two in turn) on the device. The output of a stage is freed once sent, and
-    the embedding's dropout mask (1 byte) stays: Korthikanti 2022, appendix B.
+    exists once. Between layers there are two whole T x h blocks more, also where sequence parallelism shards what is kept: the input
+    that is gathered and the output before it is scattered. Activation offload keeps one layer of them (two in turn) on the device. The
+    output of a stage is freed once sent, and the embedding's dropout mask (1 byte) stays: Korthikanti 2022, appendix B.
     """
     held = stage_layers(job, plan, stage)
     if job.model.mtp_layers:
         held = StageLayers(held.leading, held.body + (stage == plan.pp - 1) * job.model.mtp_layers)
-    whole, inputs, largest = _mean_layer(job, plan, held)
+    whole, inputs, largest = _mean_layer(job, plan, calibration, held)
     redone = np.minimum(plan.recompute_layers, held.total)
     share = redone / np.maximum(held.total, 1)
     full = fully_recomputed(plan)
@@ -138,7 +155,8 @@ def _activations(job: Job, plan: Plan, microbatches: Ints, stage: Ints) -> tuple
     of_stage = np.where(offloaded, np.minimum(of_stage, 2.0 * largest), of_stage)
     flights = in_flight(plan, microbatches, stage)
     mask = (stage == 0) * (inputs / E) if job.model.dropout else 0.0
-    peak = np.where(full & (redone > 0), largest, 0.0) + 2.0 * inputs + _scores(job, plan)
+    blocks = 2.0 * E * shard(job, plan).tokens * job.model.hidden
+    peak = np.where(full & (redone > 0), largest, 0.0) + blocks + _scores(job, plan)
     return of_stage * flights + mask * flights, peak
 
 
@@ -180,6 +198,19 @@ def _gathered(job: Job, plan: Plan, stage: Ints) -> Floats:
     return np.where(plan.zero >= 3, whole, 0.0)
 
 
+def _buckets(job: Job, plan: Plan, held: Weights) -> Floats:
+    """Return the bytes of the buffers through which ZeRO 1 and 2 reduce gradients and gather weights, no larger than what passes.
+
+    Where gradients have fp32 accumulators they are reduced and gathered in place (DeepSpeed, bf16_optimizer.py).
+    """
+    f = job.framework
+    if f.bucket_elements is None or gradient_bytes(job) > ACCUMULATED:
+        return 0.0
+    each = np.minimum(f.bucket_elements.value, held.dense + held.expert)
+    used = (plan.zero >= 1) & (plan.zero <= 2) & (plan.dp(job.gpus) > 1)
+    return used * each * float(f.param_bytes.value + (f.reduce_bytes or f.grad_bytes).value)
+
+
 def _optimizer_temporaries(job: Job, plan: Plan, calibration: Calibration, held: Weights) -> Floats:
     """Return the bytes an unfused Adam allocates in its step: a temporary of 4 bytes for each parameter it updates."""
     if job.task == "lora":
@@ -199,17 +230,17 @@ def _communicators(job: Job, plan: Plan) -> Ints:
     return count
 
 
-# Probability of running out by need over capacity, as standard deviations from the middle: the normal distribution, tabulated so that
+# Probability of running out by log(need / capacity), as standard deviations from the middle: the normal distribution, tabulated so that
 # scalar and vector evaluation agree to the last bit. Abramowitz and Stegun, table 26.1.
 _DEVIATIONS = (-4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 _BELOW = (0.0, 0.00135, 0.00621, 0.02275, 0.06681, 0.15866, 0.30854, 0.5, 0.69146, 0.84134, 0.93319, 0.97725, 0.99379, 0.99865, 1.0)
 
 
 def out_of_memory_probability(job: Job, device_bytes: Floats, calibration: Calibration) -> Floats:
-    """Return the probability that a rank needing `device_bytes` by the model runs out: the need is uncertain by
-    oom_margin_spread (a relative standard deviation), the capacity is what the driver reports.
+    """Return the probability that a rank needing `device_bytes` by the model runs out: the logarithm of the need is uncertain by
+    oom_margin_spread (the standard deviation of measured over predicted memory), the capacity is what the driver reports.
     """
-    excess = device_bytes / job.cluster.gpu.memory.value - 1.0
+    excess = np.log(np.maximum(device_bytes, 1.0) / job.cluster.gpu.memory.value)
     return np.interp(excess / calibration["oom_margin_spread"], _DEVIATIONS, _BELOW)
 
 
