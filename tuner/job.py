@@ -72,7 +72,10 @@ class Framework(Spec):
     gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no);
     sharded_logits: whether the loss runs on a rank's share of the vocabulary (None: yes; no: logits are gathered over tp);
     fused_norm: whether a norm is one kernel that keeps its input alone (None: yes; no: element-wise kernels, one more tensor kept);
-    fused_loss: whether the cross-entropy is one kernel over 16-bit logits whose gradient overwrites them (None: no, fp32 copies).
+    fused_loss: whether the cross-entropy is one kernel over 16-bit logits whose gradient overwrites them (None: no, fp32 copies);
+    accumulation_bytes: HBM bytes a parameter of adding a micro batch's gradient to the step's sum, beyond writing it in 16 bits (None: 0);
+    pipelined_ring_step_s: seconds that each rank of a tensor-parallel group adds to the least time of a layer, forward or backward,
+    once a pipeline spans nodes (None: 0).
     """
 
     name: Name
@@ -100,6 +103,8 @@ class Framework(Spec):
     sharded_logits: Sourced[bool] | None = None
     fused_norm: Sourced[bool] | None = None
     fused_loss: Sourced[bool] | None = None
+    accumulation_bytes: Sourced[BytesPerParameter] | None = None
+    pipelined_ring_step_s: Sourced[Annotated[float, Field(ge=0, le=1)]] | None = None
 
 
 def gradient_bytes(job: Job) -> float:

@@ -237,8 +237,16 @@ def _waiting(c: Operators, work: Work, kernels: float, moved: Floats) -> Work:
     dense layer has), and a host link that moves its activations more slowly than it computes.
     """
     busy = work.seconds
-    floor = c.calibration["host_per_layer_s"] * kernels * (1 - c.plan.cuda_graphs)
+    floor = c.calibration["host_per_layer_s"] * kernels * (1 - c.plan.cuda_graphs) + _ring_steps(c)
     return work + Work(host=np.maximum(floor - busy, 0.0), offload=np.maximum(moved - busy, 0.0))
+
+
+def _ring_steps(c: Operators) -> Floats:
+    """Return the least seconds of a layer's tensor-parallel rings, (t - 1) pipelined_ring_step_s, where a pipeline spans nodes."""
+    step = c.job.framework.pipelined_ring_step_s
+    if step is None or c.job.gpus <= c.job.cluster.sizes[0]:
+        return 0.0
+    return np.where(c.plan.pp > 1, (c.plan.tp - 1) * step.value, 0.0)
 
 
 def embedding_time(c: Operators) -> Part:
@@ -247,7 +255,8 @@ def embedding_time(c: Operators) -> Part:
     gather, scatter, reduce = c.tp_collectives
     reduced = np.where(c.plan.sequence_parallel > 0, scatter, reduce)
     gathered = np.where(c.plan.sequence_parallel > 0, gather, 0.0)
-    comm = Part(forward=Work(tp_comm=reduced), backward=Work(tp_comm=gathered))
+    dense = c.accumulate(1.0 * c.shard.vocab * c.job.model.hidden)  # the gradient of a lookup is as large as the table
+    comm = Part(forward=Work(tp_comm=reduced), backward=Work(tp_comm=gathered, memory_bound=dense))
     return c.elementwise(2 * moved, 3 * moved, kernels=2) + comm
 
 

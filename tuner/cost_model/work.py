@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.arrays import Floats, leaf_names, term, total
+from tuner.arrays import Floats, Ints, leaf_names, term, total
 from tuner.cost_model.collectives import collective_seconds
 from tuner.cost_model.roofline import gemm_seconds, grouped_gemm_seconds, stream_seconds
 from tuner.cost_model.shard import Shard, groups, shard
@@ -85,6 +85,8 @@ class Operators:
         self.trains_weights = job.task != "lora"
         self.sustained = calibration["gemm_sustained"]
         self.cast_bytes = calibration["quantise_bytes_per_element"] if job.precision in QUANTISED else 0.0
+        added = job.framework.accumulation_bytes
+        self.accumulation_bytes = float(added.value) if added and self.trains_weights else 0.0
 
     def stream(self, bytes_: Floats, kernels: int = 1) -> Floats:
         """Seconds of memory-bound work."""
@@ -107,18 +109,28 @@ class Operators:
             sizes[0], experts, sizes[1], sizes[2], precision=self.job.precision, gpu=self.gpu, calibration=self.calibration
         )
         forward, dgrad, wgrad = seconds / self.calibration["grouped_sustained"]
-        return self._trained(rows, n, k, forward, dgrad, wgrad)
+        return self._trained(rows, n, k, forward, dgrad, wgrad, experts)
 
-    def _trained(self, m: Floats, n: Floats, k: Floats, forward: Floats, dgrad: Floats, wgrad: Floats) -> Part:
+    def _trained(self, m: Floats, n: Floats, k: Floats, forward: Floats, dgrad: Floats, wgrad: Floats, matrices: Ints = 1) -> Part:
         if not self.trains_weights:
             wgrad = 0.0
         cast_in = self.stream(self.cast_bytes * m * k) if self.cast_bytes else 0.0
         cast_out = self.stream(self.cast_bytes * m * n) if self.cast_bytes else 0.0
         return Part(
             forward=Work(gemm=forward, memory_bound=cast_in),
-            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out),
+            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out + self.accumulate(1.0 * matrices * n * k)),
             wgrad=wgrad,
         )
+
+    def accumulate(self, weights: Floats) -> Floats:
+        """Seconds of adding one micro batch's gradient of `weights` parameters to the step's sum; with ZeRO 2 and 3 it is scattered
+        instead, and the sum is of shards. A step's first micro batch, which some frameworks only write, is not told apart. One long
+        stream, so at its own share of the bandwidth: memory_bandwidth_efficiency also stands for how many kernels a framework fuses.
+        """
+        if not self.accumulation_bytes:
+            return 0.0
+        rate = self.gpu.hbm.value * self.calibration["long_stream_efficiency"]
+        return np.where(self.plan.zero < 2, self.accumulation_bytes * weights / rate, 0.0)
 
     def comm(self, op: str, bytes_: Floats, group: str) -> Floats:
         """Seconds of a collective over a group of the mesh by name."""
