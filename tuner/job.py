@@ -19,6 +19,7 @@ Task = Literal["pretrain", "sft", "lora"]
 RuleFamily = Literal["always", "megatron", "torchtitan", "deepspeed", "nanotron", "fsdp", "zero-bubble"]
 MOST_RAMP_STEPS = 10_000
 BytesPerParameter = Annotated[int, Field(ge=0, le=64, strict=True)]
+SecondsOfWork = Annotated[float, Field(ge=0, le=1)]
 
 
 def _recompute(text: str) -> str:
@@ -75,7 +76,8 @@ class Framework(Spec):
     fused_loss: whether the cross-entropy is one kernel over 16-bit logits whose gradient overwrites them (None: no, fp32 copies);
     accumulation_bytes: HBM bytes a parameter of adding a micro batch's gradient to the step's sum, beyond writing it in 16 bits (None: 0);
     pipelined_ring_step_s: seconds that each rank of a tensor-parallel group adds to the least time of a layer, forward or backward,
-    once a pipeline spans nodes (None: 0).
+    once a pipeline spans nodes (None: 0); spanning_ring_s: seconds that each further node adds to a tensor-parallel collective (None: 0);
+    sharded_tensor_s: host seconds of one rank's slice of one parameter tensor in a ZeRO 1 step that cuts tensors one by one (None: 0).
     """
 
     name: Name
@@ -104,7 +106,9 @@ class Framework(Spec):
     fused_norm: Sourced[bool] | None = None
     fused_loss: Sourced[bool] | None = None
     accumulation_bytes: Sourced[BytesPerParameter] | None = None
-    pipelined_ring_step_s: Sourced[Annotated[float, Field(ge=0, le=1)]] | None = None
+    pipelined_ring_step_s: Sourced[SecondsOfWork] | None = None
+    spanning_ring_s: Sourced[SecondsOfWork] | None = None
+    sharded_tensor_s: Sourced[SecondsOfWork] | None = None
 
 
 def gradient_bytes(job: Job) -> float:

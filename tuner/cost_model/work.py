@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.arrays import Floats, Ints, leaf_names, term, total
+from tuner.arrays import Floats, Ints, ceil_div, leaf_names, term, total
 from tuner.cost_model.collectives import collective_seconds
 from tuner.cost_model.roofline import gemm_seconds, grouped_gemm_seconds, stream_seconds
 from tuner.cost_model.shard import Shard, groups, shard
@@ -145,9 +145,14 @@ class Operators:
 
     @cached_property
     def tp_collectives(self) -> tuple[Floats, Floats, Floats]:
-        """All-gather, reduce-scatter and all-reduce of T x h activations over tp."""
+        """All-gather, reduce-scatter and all-reduce of T x h activations over tp, with what a framework loses on each further node."""
         bytes_ = E * self.shard.tokens * self.job.model.hidden
-        return self.comm("all_gather", bytes_, "tp"), self.comm("reduce_scatter", bytes_, "tp"), self.comm("all_reduce", bytes_, "tp")
+        gather, scatter, reduce = (self.comm(op, bytes_, "tp") for op in ("all_gather", "reduce_scatter", "all_reduce"))
+        lost = self.job.framework.spanning_ring_s
+        if lost is None:
+            return gather, scatter, reduce
+        late = lost.value * (ceil_div(self.plan.tp, self.job.cluster.sizes[0]) - 1)
+        return gather + late, scatter + late, reduce + late
 
     def tensor_parallel(self, block: Part) -> Part:
         """The tensor-parallel collectives around a column-parallel and a row-parallel product of T x h activations.
