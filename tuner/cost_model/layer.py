@@ -234,11 +234,13 @@ def _offloaded_seconds(c: Operators, kind: LayerKind) -> Floats:
 
 def _waiting(c: Operators, work: Work, kernels: float, moved: Floats) -> Work:
     """Add what the GPU waits for: a host that cannot issue a layer's kernels as fast as they run (`kernels` times as many as a
-    dense layer has), and a host link that moves its activations more slowly than it computes.
+    dense layer has), what nothing hides (layer_fixed_s: blocking launches, synchronous checkpoints), and a host link that moves its
+    activations more slowly than it computes.
     """
     busy = work.seconds
-    floor = c.calibration["host_per_layer_s"] * kernels * (1 - c.plan.cuda_graphs) + _ring_steps(c)
-    return work + Work(host=np.maximum(floor - busy, 0.0), offload=np.maximum(moved - busy, 0.0))
+    issued = 1 - c.plan.cuda_graphs
+    floor = c.calibration["host_per_layer_s"] * kernels * issued + _ring_steps(c)
+    return work + Work(host=np.maximum(floor - busy, 0.0) + c.calibration["layer_fixed_s"] * issued, offload=np.maximum(moved - busy, 0.0))
 
 
 def _ring_steps(c: Operators) -> Floats:

@@ -16,6 +16,7 @@ from tuner.arrays import Floats, Ints, ceil_div, leaf_names, term, total
 from tuner.cost_model.collectives import collective_seconds
 from tuner.cost_model.roofline import gemm_seconds, grouped_gemm_seconds, stream_seconds
 from tuner.cost_model.shard import Shard, groups, shard
+from tuner.job import says
 
 if TYPE_CHECKING:
     from tuner.cluster import Gpu
@@ -116,9 +117,12 @@ class Operators:
             wgrad = 0.0
         cast_in = self.stream(self.cast_bytes * m * k) if self.cast_bytes else 0.0
         cast_out = self.stream(self.cast_bytes * m * n) if self.cast_bytes else 0.0
+        added = self.accumulate(1.0 * matrices * n * k)
+        if says(self.job.framework.fused_accumulation, False):
+            added = np.maximum(added - wgrad, 0.0)
         return Part(
             forward=Work(gemm=forward, memory_bound=cast_in),
-            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out + self.accumulate(1.0 * matrices * n * k)),
+            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out + added),
             wgrad=wgrad,
         )
 
