@@ -76,6 +76,7 @@ class Framework(Spec):
     fused_loss: whether the cross-entropy is one kernel over 16-bit logits whose gradient overwrites them (None: no, fp32 copies);
     accumulation_bytes: HBM bytes a parameter of adding a micro batch's gradient to the step's sum, beyond writing it in 16 bits (None: 0);
     fused_accumulation: whether the product that makes a gradient also adds it, and hides that as long as it lasts (None: no);
+    async_tensor_parallel: whether the backward's tensor-parallel collectives run beside its products (None: yes);
     pipelined_ring_step_s: seconds that each rank of a tensor-parallel group adds to the least time of a layer, forward or backward,
     once a pipeline spans nodes (None: 0); spanning_ring_s: seconds that each further node adds to a tensor-parallel collective (None: 0);
     sharded_tensor_s: host seconds of one rank's slice of one parameter tensor in a ZeRO 1 step that cuts tensors one by one (None: 0).
@@ -108,6 +109,7 @@ class Framework(Spec):
     fused_loss: Sourced[bool] | None = None
     accumulation_bytes: Sourced[BytesPerParameter] | None = None
     fused_accumulation: Sourced[bool] | None = None
+    async_tensor_parallel: Sourced[bool] | None = None
     pipelined_ring_step_s: Sourced[SecondsOfWork] | None = None
     spanning_ring_s: Sourced[SecondsOfWork] | None = None
     sharded_tensor_s: Sourced[SecondsOfWork] | None = None

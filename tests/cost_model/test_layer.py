@@ -196,3 +196,15 @@ def test_what_nothing_hides_is_added_to_every_layer() -> None:
     work = times(job, Plan(tp=8, micro_batch=4)).forward
     assert float(work.host) == pytest.approx(calibration["layer_fixed_s"])
     assert float(times(job, Plan(tp=8, micro_batch=4, cuda_graphs=1)).forward.host) == 0
+
+
+def test_collectives_in_line_hide_behind_nothing() -> None:
+    """Megatron-DeepSpeed: one all-reduce of 2,048 x 12,288 x 2 B for attention and one for the MLP, each way and all exposed."""
+    job = gpt_job(framework=presets.framework("megatron-deepspeed"))
+    work = times(job, Plan(tp=8))
+    operators = Operators(job, Plan(tp=8), calibration_of(job))
+    reduce = float(operators.tp_collectives[2])
+    assert float(work.forward.tp_comm) == pytest.approx(2 * reduce)
+    assert float(work.backward.tp_comm) == pytest.approx(2 * reduce)
+    beside = times(gpt_job(), Plan(tp=8))
+    assert float(beside.backward.tp_comm) < 2 * reduce

@@ -168,13 +168,19 @@ class Operators:
         """
         gather, scatter, reduce = self.tp_collectives
         sharded = self.plan.sequence_parallel > 0
-        beside: Floats = np.where(sharded, block.backward.gemm, block.wgrad)
-        hidden = self.calibration["tp_async_fraction"] * beside
+        hidden = self.beside_products(block)
         behind: Floats = np.where(sharded, scatter + gather, reduce)
         left = 1.0 - self.calibration["tp_overlap_fraction"] * self.plan.tp_overlap
         forward = np.where(sharded, gather + scatter, reduce) * left
         backward = (np.where(sharded, gather, 0.0) + self.behind_products(behind, hidden)) * left
         return Part(forward=Work(tp_comm=forward), backward=Work(tp_comm=backward))
+
+    def beside_products(self, block: Part) -> Floats:
+        """Seconds of a block's backward that its tensor-parallel collectives can run beside."""
+        if not says(self.job.framework.async_tensor_parallel, True):
+            return 0.0
+        beside: Floats = np.where(self.plan.sequence_parallel > 0, block.backward.gemm, block.wgrad)
+        return self.calibration["tp_async_fraction"] * beside
 
     def behind_products(self, comm: Floats, window: Floats) -> Floats:
         """What communication costs that runs beside products: all that outlasts them, and of the rest the share by which it slows
@@ -187,8 +193,7 @@ class Operators:
         """The collectives of a column-parallel product alone (the output head): its input forward, its input gradient backward."""
         gather, scatter, reduce = self.tp_collectives
         sharded = self.plan.sequence_parallel > 0
-        beside: Floats = np.where(sharded, block.backward.gemm, block.wgrad)
-        hidden = self.calibration["tp_async_fraction"] * beside
+        hidden = self.beside_products(block)
         backward = self.behind_products(np.where(sharded, scatter + gather, reduce), hidden)
         return Part(forward=Work(tp_comm=np.where(sharded, gather, 0.0)), backward=Work(tp_comm=backward))
 
