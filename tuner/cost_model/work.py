@@ -87,7 +87,7 @@ class Operators:
         self.sustained = calibration["gemm_sustained"]
         self.cast_bytes = calibration["quantise_bytes_per_element"] if job.precision in QUANTISED else 0.0
         added = job.framework.accumulation_bytes
-        self.accumulation_bytes = float(added.value) if added and self.trains_weights else 0.0
+        self.accumulation_bytes = 0.0 if added is None else float(added.value)
 
     def stream(self, bytes_: Floats, kernels: int = 1) -> Floats:
         """Seconds of memory-bound work."""
@@ -131,6 +131,8 @@ class Operators:
         instead, and the sum is of shards. A step's first micro batch, which some frameworks only write, is not told apart. One long
         stream, so at its own share of the bandwidth: memory_bandwidth_efficiency also stands for how many kernels a framework fuses.
         """
+        if not self.trains_weights:
+            return 0.0
         if not self.accumulation_bytes:
             return 0.0
         rate = self.gpu.hbm.value * self.calibration["long_stream_efficiency"]
