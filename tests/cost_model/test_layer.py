@@ -146,12 +146,6 @@ def test_a_fused_sum_hides_behind_its_product() -> None:
     assert 0 < sums(few)(Plan(tp=8)) < whole
 
 
-def test_sharded_gradients_are_scattered_instead_of_added() -> None:
-    job = llama_job(framework=presets.framework("deepspeed"))
-    assert sums(job)(Plan(zero=3)) == 0
-    assert sums(job)(Plan(zero=1)) > 0
-
-
 def test_experts_add_the_gradients_of_all_they_hold() -> None:
     """8 of 64 experts of 3 x 1408 x 2048 parameters on each rank, besides the layer's other products."""
     job = moe_job(framework=presets.framework("deepspeed"))

@@ -127,16 +127,16 @@ class Operators:
         )
 
     def accumulate(self, weights: Floats) -> Floats:
-        """Seconds of adding one micro batch's gradient of `weights` parameters to the step's sum; with ZeRO 2 and 3 it is scattered
-        instead, and the sum is of shards. A step's first micro batch, which some frameworks only write, is not told apart. One long
-        stream, so at its own share of the bandwidth: memory_bandwidth_efficiency also stands for how many kernels a framework fuses.
+        """Seconds of adding one micro batch's gradient of `weights` parameters to the step's sum. ZeRO 2 and 3 copy it into buckets to be
+        scattered instead, at about the same traffic (and a term by ZeRO stage would span a grid's ZeRO axis). A step's first micro batch,
+        which some frameworks only write, is not told apart. One long stream, so at its own share of the bandwidth:
+        memory_bandwidth_efficiency also stands for how many kernels a framework fuses.
         """
         if not self.trains_weights:
             return 0.0
         if not self.accumulation_bytes:
             return 0.0
-        rate = self.gpu.hbm.value * self.calibration["long_stream_efficiency"]
-        return np.where(self.plan.zero < 2, self.accumulation_bytes * weights / rate, 0.0)
+        return self.accumulation_bytes * weights / (self.gpu.hbm.value * self.calibration["long_stream_efficiency"])
 
     def comm(self, op: str, bytes_: Floats, group: str) -> Floats:
         """Seconds of a collective over a group of the mesh by name."""
