@@ -66,6 +66,16 @@ SET = (
         {"sequence_parallel": True, "distributed_optimizer": True},
         "FlagOpen/FlagPerf training/benchmarks/llama3_70B/megatron/pretrain_llama3.sh",
     ),
+    (
+        "FlagPerf/pull/299",
+        {"distributed_optimizer": True, "micro_batch": 1, "global_batch": 16},
+        "FlagOpen/FlagPerf training/benchmarks/aquila2_7B_container/in_container/singlenode_run.sh, config.py",
+    ),
+    (
+        "FlagPerf/blob/main/training/nvidia/llama1_7B-paddle",
+        {"sequence_parallel": False},
+        "FlagOpen/FlagPerf training/benchmarks/llama1_7B/paddle/config/_base.py: PaddleNLP's tensor parallelism, no such option",
+    ),
 )
 # What a GPU is called in reports, by its marketing memory.
 CARDS = {"h100-96gb": "h100-sxm-96gb-hbm2e-500w", "b200-192gb": "b200-sxm-180gb", "b300-288gb": "b300-sxm-288gb", "gb300-288gb": "gb300"}

@@ -5,15 +5,21 @@ Figures are those of the reports; benchmarks/reports.py reads a whole file of su
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import reports
 from tests.jobs import calibration_of
 from tuner import presets
 from tuner.cost_model.estimate import Estimate, estimate, peak_memory
 from tuner.job import Job
+from tuner.load import load_yaml
 from tuner.model import Model
 from tuner.plan import FULL, RECOMPUTE_MODULES, Plan
 
@@ -100,3 +106,122 @@ def test_recomputing_fused_attention_saves_nothing() -> None:
     redone = replace(plan, recompute=RECOMPUTE_MODULES["core_attn"])
     assert allocated(of, redone) > 0.95 * allocated(of, plan)
     assert float(said(of, redone).step_s) >= float(said(of, plan).step_s)
+
+
+# --- every report of tests/fixtures/user_reports.yaml, as benchmarks/reports.py reads it ---
+
+REPORTS = [case for case in load_yaml(Path(__file__).parent / "fixtures" / "user_reports.yaml") if case["confidence"] != "partial"]
+APART = 1.01  # layouts whose speeds the report gives within 1 % of each other have no known order
+SPEED_FACTOR = 1.5  # a `perf` report is met within this factor
+
+# What the model gets wrong, with its numbers; each must be moved out when a repair turns it right.
+WRONG_FIT = {
+    "bigscience-bf16-oom-set/5": "206B ran out where 73 GB are predicted; a 203B of the same weight a stage fits, the report says",
+    "longvita-7-qwen2.5-14b-1layer-seq-sweep/4": "32k ran out of 96 GB with an unfused kernel, not named; a fused one takes 28 GB",
+    "titan-1789-dsv3-16b-8xh100/3": "ran with 81.5 GB; the nearest recompute to saving every other product keeps 122 GB",
+    "axolotl-2412-smollm-16k-1xh100/1": "ran out in the second backward; 75 GB predicted, a chance of 0.23",
+}
+WRONG_ORDER = {
+    "flagperf-llama1-7b-paddle-a100x8-40g/tp2pp4>tp2-zero1": "x1.03 observed, x0.95 predicted: the bubble is seen, what sharding costs not",
+    "flagperf-llama1-7b-paddle-a100x8-40g/tp2pp4>tp2-zero2": "x1.03 observed, x0.95 predicted: the bubble is seen, what sharding costs not",
+    "bigscience-181b-a100x384-pp6-vs-pp12/pp12-mbs4>pp6-mbs2": "x1.06 observed, x0.94 predicted: 12-15 ms a layer lost in these runs",
+    "bigscience-181b-a100x384-pp6-vs-pp12/pp12-mbs4>pp6-mbs1": "x1.13 observed, x0.99 predicted: as above",
+    "bigscience-181b-a100x384-pp6-vs-pp12/pp12-mbs2>pp6-mbs1": "x1.04 observed, x0.99 predicted: as above",
+}
+WRONG_SPEED = {
+    "modelzoo-qwen3-30b-8xb200/1": "5,400 tokens/s/GPU (7 % MFU) observed, 21,000 predicted; GB200 in 8 bits: 23,000 (NVIDIA)",
+}
+
+
+def variants(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return case.get("variants") or [{}]
+
+
+def name(case: Mapping[str, Any], index: int) -> str:
+    return f"{case['id']}/{variants(case)[index].get('name') or index + 1}"
+
+
+def known(found: Iterable[tuple[str, Any]], wrong: Mapping[str, str]) -> list[Any]:
+    """Parameters of (name, what), those of `wrong` expected to fail; a name of `wrong` that is not there is a mistake."""
+    every = dict(found)
+    assert not set(wrong) - set(every)
+    return [
+        pytest.param(what, id=key, marks=[pytest.mark.xfail(strict=True, raises=AssertionError, reason=wrong[key])] if key in wrong else [])
+        for key, what in every.items()
+    ]
+
+
+@cache
+def seen(report: str) -> list[reports.Seen]:
+    case = next(case for case in REPORTS if case["id"] == report)
+    return [reports.seen(case, variant, "auto") for variant in variants(case)]
+
+
+def trusted(case: Mapping[str, Any], index: int) -> bool:
+    variant = variants(case)[index]
+    return reports.merged(case, variant, "model").get("arch_from") in ("public", "report", "published")
+
+
+def outcomes() -> Iterator[tuple[str, Any]]:
+    for case in REPORTS:
+        for index, variant in enumerate(variants(case)):
+            if trusted(case, index):
+                yield name(case, index), (case["id"], index, variant)
+
+
+@pytest.mark.parametrize("what", known(outcomes(), WRONG_FIT))
+def test_it_fits_or_not_as_reported(what: tuple[str, int, Mapping[str, Any]]) -> None:
+    report, index, _ = what
+    said = seen(report)[index]
+    assert said.scored and not said.why_not, said.why_not
+    assert said.fits is not None
+    assert (said.p_oom < 0.5) == said.fits, f"p_oom {said.p_oom:.2f}, device {said.device_memory / 1e9:.1f} GB"
+
+
+def orders() -> Iterator[tuple[str, Any]]:
+    for case in REPORTS:
+        for better, worse in combinations(case.get("order", []), 2):
+            yield f"{case['id']}/{better}>{worse}", (case["id"], better, worse)
+
+
+@pytest.mark.parametrize("what", known(orders(), WRONG_ORDER))
+def test_the_faster_layout_is_faster(what: tuple[str, str, str]) -> None:
+    report, better, worse = what
+    said = {item.variant: item for item in seen(report)}
+    fast, slow = said[better], said[worse]
+    if fast.speed and slow.speed and fast.speed / slow.speed < APART:
+        return
+    assert fast.said_speed > slow.said_speed, f"x{fast.said_speed / slow.said_speed:.2f} predicted"
+
+
+def measured_speeds() -> Iterator[tuple[str, Any]]:
+    for case in REPORTS:
+        if case["kind"] == "perf":
+            for index in range(len(variants(case))):
+                yield name(case, index), (case["id"], index)
+
+
+@pytest.mark.parametrize("what", known(measured_speeds(), WRONG_SPEED))
+def test_the_speed_is_near_what_was_seen(what: tuple[str, int]) -> None:
+    report, index = what
+    said = seen(report)[index]
+    assert said.speed
+    assert 1 / SPEED_FACTOR < said.said_speed / said.speed < SPEED_FACTOR, f"x{said.said_speed / said.speed:.2f}"
+
+
+def test_partial_reports_are_shown_and_not_scored() -> None:
+    every = load_yaml(Path(__file__).parent / "fixtures" / "user_reports.yaml")
+    partial = [case for case in every if case["confidence"] == "partial"]
+    assert partial
+    for case in partial:
+        assert not any(reports.seen(case, variant, "none").scored for variant in variants(case))
+
+
+def test_deepseek_v3_keeps_its_speed_from_256_to_1024_gb300() -> None:
+    """NVIDIA: 98.5 % of the speed of a GPU is kept while the batch grows with the GPUs (mxfp8, pp 2, vpp 8, ep 32, micro batch 2)."""
+    steps = []
+    for gpus in (256, 1024):
+        of = job("deepseek-v3", f"gb300-nvl72x{gpus}", "megatron-bridge", seq_len=4096, global_batch=16 * gpus, precision="mxfp8")
+        plan = Plan(pp=2, vpp=8, ep=32, micro_batch=2, zero=1, recompute=RECOMPUTE_MODULES["mla_up_proj"], loss_layers=3, dp_overlap=1)
+        steps.append(float(said(of, plan).step_s))
+    assert steps[0] / steps[1] == pytest.approx(0.985, abs=0.015)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from tests.jobs import calibration_of, gpt, gpt_job, llama_job, moe_job
+from tuner import presets
 from tuner.arrays import leaves
 from tuner.cost_model.layer import embedding_time, head_time, layer_time
 from tuner.cost_model.roofline import gemm_seconds
@@ -121,3 +122,83 @@ def test_groups_follow_the_rank_order() -> None:
     assert [tuple(int(x) for x in mesh[name]) for name in ("tp", "cp", "dp", "pp")] == [(4, 1), (2, 4), (8, 4), (2, 32)]
     experts = groups(moe_job(), Plan(tp=2, ep=8, pp=2))
     assert tuple(int(x) for x in experts["edp"]) == (16, 8)
+
+
+def sums(job):
+    """The seconds a layer's backward takes longer for adding its gradients."""
+    plain = job.replace(framework=job.framework.replace(accumulation_bytes=None))
+    return lambda plan: float(times(job, plan).backward.memory_bound) - float(times(plain, plan).backward.memory_bound)
+
+
+def test_gradients_are_added_by_every_micro_batch() -> None:
+    """12 h^2 / t parameters of a GPT layer x 6 B (read two, write one of 2 B) at 0.85 x 2,039 GB/s: 0.78 ms at tp 8."""
+    job = gpt_job(framework=presets.framework("megatron-deepspeed"))
+    added = sums(job)(Plan(tp=8))
+    assert added == pytest.approx(12 * 12288**2 / 8 * 6 / (0.85 * job.cluster.gpu.hbm.value), rel=1e-9)
+    assert added == pytest.approx(0.78e-3, rel=0.01)
+
+
+def test_a_fused_sum_hides_behind_its_product() -> None:
+    """Megatron-LM: a product over 2,048 tokens lasts longer than adding its result; one over 64 does not."""
+    assert sums(gpt_job())(Plan(tp=8)) == 0
+    few = gpt_job(seq_len=64)
+    whole = sums(few.replace(framework=few.framework.replace(fused_accumulation=None)))(Plan(tp=8))
+    assert 0 < sums(few)(Plan(tp=8)) < whole
+
+
+def test_experts_add_the_gradients_of_all_they_hold() -> None:
+    """8 of 64 experts of 3 x 1408 x 2048 parameters on each rank, besides the layer's other products."""
+    job = moe_job(framework=presets.framework("deepspeed"))
+    added = sums(job)
+    eight = 8 * 3 * 1408 * 2048 * 6 / (0.85 * job.cluster.gpu.hbm.value)
+    assert added(Plan(ep=8)) - added(Plan(ep=16)) == pytest.approx(eight / 2, rel=1e-6)
+
+
+def test_lora_adds_no_gradients() -> None:
+    job = llama_job(task="lora")
+    assert Operators(job, Plan(), calibration_of(job)).accumulate(1e9) == 0.0
+
+
+def test_rings_wait_where_a_pipeline_spans_nodes() -> None:
+    """nanotron on 64 H100: 1.5 ms for each further rank of tp 8 makes a layer's forward at least 10.5 ms more, with a pipeline only."""
+    job = llama_job(framework=presets.framework("nanotron"), seq_len=128)
+    host = calibration_of(job)["host_per_layer_s"] + calibration_of(job)["layer_fixed_s"]
+    alone, piped = (float(times(job, Plan(tp=8, pp=pp)).forward.seconds) for pp in (1, 2))
+    assert piped == pytest.approx(host + 7 * 1.5e-3)
+    assert alone < piped - 7e-3
+    inside = job.replace(cluster=job.cluster.replace(gpus=8))
+    assert float(times(inside, Plan(tp=4, pp=2)).forward.seconds) == float(times(inside, Plan(tp=4)).forward.seconds)
+
+
+def test_rings_across_nodes_lose_time_on_each() -> None:
+    """tp 16 spans two nodes of 8: each of its four forward collectives is 0.4 ms later under nanotron; tp 32 spans four."""
+    job = llama_job(framework=presets.framework("nanotron"))
+    plain = job.replace(framework=job.framework.replace(spanning_ring_s=None))
+
+    def late(tp: int) -> float:
+        plan = Plan(tp=tp, sequence_parallel=1)
+        return float(times(job, plan).forward.tp_comm) - float(times(plain, plan).forward.tp_comm)
+
+    assert late(8) == 0
+    assert late(16) == pytest.approx(4 * 0.4e-3)
+    assert late(32) == pytest.approx(4 * 3 * 0.4e-3)
+
+
+def test_what_nothing_hides_is_added_to_every_layer() -> None:
+    job = gpt_job()
+    calibration = calibration_of(job)
+    work = times(job, Plan(tp=8, micro_batch=4)).forward
+    assert float(work.host) == pytest.approx(calibration["layer_fixed_s"])
+    assert float(times(job, Plan(tp=8, micro_batch=4, cuda_graphs=1)).forward.host) == 0
+
+
+def test_collectives_in_line_hide_behind_nothing() -> None:
+    """Megatron-DeepSpeed: one all-reduce of 2,048 x 12,288 x 2 B for attention and one for the MLP, each way and all exposed."""
+    job = gpt_job(framework=presets.framework("megatron-deepspeed"))
+    work = times(job, Plan(tp=8))
+    operators = Operators(job, Plan(tp=8), calibration_of(job))
+    reduce = float(operators.tp_collectives[2])
+    assert float(work.forward.tp_comm) == pytest.approx(2 * reduce)
+    assert float(work.backward.tp_comm) == pytest.approx(2 * reduce)
+    beside = times(gpt_job(), Plan(tp=8))
+    assert float(beside.backward.tp_comm) < 2 * reduce

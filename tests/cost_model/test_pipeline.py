@@ -90,3 +90,15 @@ def test_zero_bubble_removes_what_weight_gradients_fill() -> None:
             float(bubble_seconds(plan, all_stages_seconds(job, plan, part, calibration), stage_time(job, plan, part, calibration, 1)))
         )
     assert bubbles[0] > bubbles[1] > bubbles[2] >= 0
+
+
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_the_ends_of_a_pipeline_pass_on_less(vpp: int) -> None:
+    """A stage sends an activation and a gradient a chunk; the first has no gradient to pass on and the last no activation."""
+    job = gpt_job()
+    calibration = calibration_of(job)
+    plan = Plan(tp=8, pp=8, vpp=vpp)
+    part = pieces(job, plan, calibration)
+    sends = [float(stage_time(job, plan, part, calibration, stage).sends) for stage in (0, 3, 7)]
+    hidden = 1.0 if vpp == 1 else 1 - calibration["pp_overlap_fraction"]
+    assert [s / float(part.send) / hidden for s in sends] == pytest.approx([2 * vpp - 1, 2 * vpp, 2 * vpp - 1])

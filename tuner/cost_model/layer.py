@@ -234,11 +234,21 @@ def _offloaded_seconds(c: Operators, kind: LayerKind) -> Floats:
 
 def _waiting(c: Operators, work: Work, kernels: float, moved: Floats) -> Work:
     """Add what the GPU waits for: a host that cannot issue a layer's kernels as fast as they run (`kernels` times as many as a
-    dense layer has), and a host link that moves its activations more slowly than it computes.
+    dense layer has), what nothing hides (layer_fixed_s: blocking launches, synchronous checkpoints), and a host link that moves its
+    activations more slowly than it computes.
     """
     busy = work.seconds
-    floor = c.calibration["host_per_layer_s"] * kernels * (1 - c.plan.cuda_graphs)
-    return work + Work(host=np.maximum(floor - busy, 0.0), offload=np.maximum(moved - busy, 0.0))
+    issued = 1 - c.plan.cuda_graphs
+    floor = c.calibration["host_per_layer_s"] * kernels * issued + _ring_steps(c)
+    return work + Work(host=np.maximum(floor - busy, 0.0) + c.calibration["layer_fixed_s"] * issued, offload=np.maximum(moved - busy, 0.0))
+
+
+def _ring_steps(c: Operators) -> Floats:
+    """Return the least seconds of a layer's tensor-parallel rings, (t - 1) pipelined_ring_step_s, where a pipeline spans nodes."""
+    step = c.job.framework.pipelined_ring_step_s
+    if step is None or c.job.gpus <= c.job.cluster.sizes[0]:
+        return 0.0
+    return np.where(c.plan.pp > 1, (c.plan.tp - 1) * step.value, 0.0)
 
 
 def embedding_time(c: Operators) -> Part:
@@ -247,7 +257,8 @@ def embedding_time(c: Operators) -> Part:
     gather, scatter, reduce = c.tp_collectives
     reduced = np.where(c.plan.sequence_parallel > 0, scatter, reduce)
     gathered = np.where(c.plan.sequence_parallel > 0, gather, 0.0)
-    comm = Part(forward=Work(tp_comm=reduced), backward=Work(tp_comm=gathered))
+    dense = c.accumulate(1.0 * c.shard.vocab * c.job.model.hidden)  # the gradient of a lookup is as large as the table
+    comm = Part(forward=Work(tp_comm=reduced), backward=Work(tp_comm=gathered, memory_bound=dense))
     return c.elementwise(2 * moved, 3 * moved, kernels=2) + comm
 
 

@@ -170,18 +170,17 @@ def _redone(job: Job, part: Pieces, held: StageLayers, share: Floats, leaf: str)
     return _over_layers(job, held, modules) + share * _over_layers(job, held, whole)
 
 
-def _hops(plan: Plan, calibration: Calibration) -> Floats:
-    """Return how many exposed sends a micro batch costs a stage: one activation and one gradient a chunk; interleaved schedules
-    post them early and hide a fraction.
-    """
+def _hops(plan: Plan, calibration: Calibration, sends: Ints) -> Floats:
+    """Return how many of these `sends` are exposed: interleaved schedules post them early and hide a fraction."""
     exposed = np.where(plan.vpp > 1, 1.0 - calibration["pp_overlap_fraction"], 1.0)
-    return np.where(plan.pp > 1, 2.0 * plan.vpp * exposed, 0.0)
+    return np.where(plan.pp > 1, sends * exposed, 0.0)
 
 
 def stage_time(job: Job, plan: Plan, part: Pieces, calibration: Calibration, stage: Ints, leaf: str = "seconds") -> StageTime:
     """Return the seconds of one micro batch on `stage`: its layers, the embedding on the first, head and MTP on the last.
 
-    leaf: a leaf of Work, to see only its share (sends and wgrad are given whole).
+    leaf: a leaf of Work, to see only its share (sends and wgrad are given whole). A stage sends an activation and a gradient a chunk,
+    but the first has no gradient and the last no activation to pass on.
     """
     held = stage_layers(job, plan, stage)
     first, last = stage == 0, stage == plan.pp - 1
@@ -191,7 +190,7 @@ def stage_time(job: Job, plan: Plan, part: Pieces, calibration: Calibration, sta
         backward=_one_way(job, part, held, first, last, "backward", leaf),
         recompute=_redone(job, part, held, share, leaf),
         wgrad=_over_layers(job, held, {kind: time.wgrad for kind, time in part.layers.items()}),
-        sends=_hops(plan, calibration) * part.send,
+        sends=_hops(plan, calibration, 2 * plan.vpp - first - last) * part.send,
         host=calibration["microbatch_fixed_s"],
     )
 
@@ -202,7 +201,7 @@ def all_stages_seconds(job: Job, plan: Plan, part: Pieces, calibration: Calibrat
     everything = StageLayers(leading, job.model.layers - leading)
     share = np.minimum(1.0 * plan.recompute_layers * plan.pp, job.model.layers) / job.model.layers
     ways = [_one_way(job, part, everything, 1, 1, way, "seconds") for way in ("forward", "backward")]
-    sends = plan.pp * (_hops(plan, calibration) * part.send + calibration["microbatch_fixed_s"])
+    sends = _hops(plan, calibration, 2 * (plan.pp * plan.vpp - 1)) * part.send + plan.pp * calibration["microbatch_fixed_s"]
     return ways[0] + ways[1] + _redone(job, part, everything, share, "seconds") + sends
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.arrays import Floats, leaf_names, term, total
+from tuner.arrays import Floats, Ints, ceil_div, leaf_names, term, total
 from tuner.cost_model.collectives import collective_seconds
 from tuner.cost_model.roofline import gemm_seconds, grouped_gemm_seconds, stream_seconds
 from tuner.cost_model.shard import Shard, groups, shard
+from tuner.job import says
 
 if TYPE_CHECKING:
     from tuner.cluster import Gpu
@@ -85,6 +86,8 @@ class Operators:
         self.trains_weights = job.task != "lora"
         self.sustained = calibration["gemm_sustained"]
         self.cast_bytes = calibration["quantise_bytes_per_element"] if job.precision in QUANTISED else 0.0
+        added = job.framework.accumulation_bytes
+        self.accumulation_bytes = 0.0 if added is None else float(added.value)
 
     def stream(self, bytes_: Floats, kernels: int = 1) -> Floats:
         """Seconds of memory-bound work."""
@@ -107,18 +110,33 @@ class Operators:
             sizes[0], experts, sizes[1], sizes[2], precision=self.job.precision, gpu=self.gpu, calibration=self.calibration
         )
         forward, dgrad, wgrad = seconds / self.calibration["grouped_sustained"]
-        return self._trained(rows, n, k, forward, dgrad, wgrad)
+        return self._trained(rows, n, k, forward, dgrad, wgrad, experts)
 
-    def _trained(self, m: Floats, n: Floats, k: Floats, forward: Floats, dgrad: Floats, wgrad: Floats) -> Part:
+    def _trained(self, m: Floats, n: Floats, k: Floats, forward: Floats, dgrad: Floats, wgrad: Floats, matrices: Ints = 1) -> Part:
         if not self.trains_weights:
             wgrad = 0.0
         cast_in = self.stream(self.cast_bytes * m * k) if self.cast_bytes else 0.0
         cast_out = self.stream(self.cast_bytes * m * n) if self.cast_bytes else 0.0
+        added = self.accumulate(1.0 * matrices * n * k)
+        if says(self.job.framework.fused_accumulation, False):
+            added = np.maximum(added - wgrad, 0.0)
         return Part(
             forward=Work(gemm=forward, memory_bound=cast_in),
-            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out),
+            backward=Work(gemm=dgrad + wgrad, memory_bound=cast_out + added),
             wgrad=wgrad,
         )
+
+    def accumulate(self, weights: Floats) -> Floats:
+        """Seconds of adding one micro batch's gradient of `weights` parameters to the step's sum. ZeRO 2 and 3 copy it into buckets to be
+        scattered instead, at about the same traffic (and a term by ZeRO stage would span a grid's ZeRO axis). A step's first micro batch,
+        which some frameworks only write, is not told apart. One long stream, so at its own share of the bandwidth:
+        memory_bandwidth_efficiency also stands for how many kernels a framework fuses.
+        """
+        if not self.trains_weights:
+            return 0.0
+        if not self.accumulation_bytes:
+            return 0.0
+        return self.accumulation_bytes * weights / (self.gpu.hbm.value * self.calibration["long_stream_efficiency"])
 
     def comm(self, op: str, bytes_: Floats, group: str) -> Floats:
         """Seconds of a collective over a group of the mesh by name."""
@@ -133,9 +151,14 @@ class Operators:
 
     @cached_property
     def tp_collectives(self) -> tuple[Floats, Floats, Floats]:
-        """All-gather, reduce-scatter and all-reduce of T x h activations over tp."""
+        """All-gather, reduce-scatter and all-reduce of T x h activations over tp, with what a framework loses on each further node."""
         bytes_ = E * self.shard.tokens * self.job.model.hidden
-        return self.comm("all_gather", bytes_, "tp"), self.comm("reduce_scatter", bytes_, "tp"), self.comm("all_reduce", bytes_, "tp")
+        gather, scatter, reduce = (self.comm(op, bytes_, "tp") for op in ("all_gather", "reduce_scatter", "all_reduce"))
+        lost = self.job.framework.spanning_ring_s
+        if lost is None:
+            return gather, scatter, reduce
+        late = lost.value * (ceil_div(self.plan.tp, self.job.cluster.sizes[0]) - 1)
+        return gather + late, scatter + late, reduce + late
 
     def tensor_parallel(self, block: Part) -> Part:
         """The tensor-parallel collectives around a column-parallel and a row-parallel product of T x h activations.
@@ -147,13 +170,19 @@ class Operators:
         """
         gather, scatter, reduce = self.tp_collectives
         sharded = self.plan.sequence_parallel > 0
-        beside: Floats = np.where(sharded, block.backward.gemm, block.wgrad)
-        hidden = self.calibration["tp_async_fraction"] * beside
+        hidden = self.beside_products(block)
         behind: Floats = np.where(sharded, scatter + gather, reduce)
         left = 1.0 - self.calibration["tp_overlap_fraction"] * self.plan.tp_overlap
         forward = np.where(sharded, gather + scatter, reduce) * left
         backward = (np.where(sharded, gather, 0.0) + self.behind_products(behind, hidden)) * left
         return Part(forward=Work(tp_comm=forward), backward=Work(tp_comm=backward))
+
+    def beside_products(self, block: Part) -> Floats:
+        """Seconds of a block's backward that its tensor-parallel collectives can run beside."""
+        if not says(self.job.framework.async_tensor_parallel, True):
+            return 0.0
+        beside: Floats = np.where(self.plan.sequence_parallel > 0, block.backward.gemm, block.wgrad)
+        return self.calibration["tp_async_fraction"] * beside
 
     def behind_products(self, comm: Floats, window: Floats) -> Floats:
         """What communication costs that runs beside products: all that outlasts them, and of the rest the share by which it slows
@@ -166,8 +195,7 @@ class Operators:
         """The collectives of a column-parallel product alone (the output head): its input forward, its input gradient backward."""
         gather, scatter, reduce = self.tp_collectives
         sharded = self.plan.sequence_parallel > 0
-        beside: Floats = np.where(sharded, block.backward.gemm, block.wgrad)
-        hidden = self.calibration["tp_async_fraction"] * beside
+        hidden = self.beside_products(block)
         backward = self.behind_products(np.where(sharded, scatter + gather, reduce), hidden)
         return Part(forward=Work(tp_comm=np.where(sharded, gather, 0.0)), backward=Work(tp_comm=backward))
 

@@ -42,6 +42,7 @@ DOUBT: Mapping[str, tuple[float, float, float]] = {
     "gemm_sustained": (0.15, 0.3, 1.05),
     "memory_bandwidth_efficiency": (0.3, 0.15, 1.0),
     "host_per_layer_s": (1.0, 1e-5, 2e-2),
+    "layer_fixed_s": (1.5, 1e-6, 2e-2),
     "microbatch_fixed_s": (1.5, 1e-5, 2.0),
     "pp_send_s": (1.5, 1e-6, 0.5),
     "step_fixed_s": (1.0, 1e-4, 2.0),
