@@ -86,7 +86,7 @@ def test_distinct_lists_the_best_of_each_group_and_counts_its_near_equals(
     assert list(result.best) == [members[0] for members in groups.values()][:6]
     like = [sum(value(f) <= 1.005 * value(members[0]) for f in members) - 1 for members in groups.values()][:6]
     assert list(result.like) == like
-    assert max(like) > 0
+    assert max(like) > 0 or objective == "memory"  # no two plans of a group need near equal memory
     assert result.best[0] == swept(space, objective=objective, top_k=1).best[0]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.jobs import calibration_of, gpt_job
 from tests.search.small import one_by_one, small_space, tiny_space
+from tuner.cost_model.estimate import estimate
 from tuner.cost_model.rules import distinct, legal
 from tuner.errors import SpecError
 from tuner.plan import Plan
@@ -75,15 +76,12 @@ def test_learning_beats_drawing(strategy: Any) -> None:
     calibration = calibration_of(job)
 
     def random_best(seed: int) -> float:
-        pool = draw_pool(space, seed)
-        first = build_space(job, SpaceSpec(axes=axes, fix={"offload": "none", "shard_group": 0, "cp": 1}))
-        from tuner.cost_model.estimate import estimate
-
-        of = [estimate(job, first.plan_at(int(i)), calibration) for i in pool.indices[:60]]
-        return min(float(e.step_s) for e in of if e.p_oom < 0.05)
+        drawn = Plan.table([space.plan_at(int(i)) for i in draw_pool(space, seed).indices[:60]])
+        of = estimate(job, drawn, calibration)
+        return float(np.where(of.p_oom < 0.05, of.step_s, np.inf).min())
 
     learned = [study(job, space, calibration, strategy=strategy, trials=60, seed=seed).best[0].step_s for seed in range(3)]
-    assert np.mean(learned) < np.mean([random_best(seed) for seed in range(3)])
+    assert np.mean(learned) < np.mean([random_best(seed) for seed in range(30)])  # what 60 draws find differs much by seed
 
 
 def test_what_does_not_fit_is_a_constraint(tiny: Space) -> None:
