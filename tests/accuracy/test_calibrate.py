@@ -8,10 +8,14 @@ import pytest
 
 from tests.jobs import calibration_of, gpt, gpt_job
 from tuner.accuracy.calibrate import calibrate_framework, fit_steps
+from tuner.accuracy.calibrate_memory import rows_by_framework
+from tuner.accuracy.calibrate_memory import text_of as memory_text
 from tuner.cost_model.calibration import CalibrationFile
 from tuner.cost_model.estimate import estimate
 from tuner.cost_model.fit.coefficients import Step
+from tuner.cost_model.fit.memory import fit_memory
 from tuner.load import load_spec, parse_yaml
+from tuner.measurement import Measurement
 from tuner.plan import Plan
 
 PLANS = [Plan(tp=tp, pp=pp, micro_batch=mb) for tp in (1, 4) for pp in (1, 2) for mb in (1, 4)]
@@ -69,3 +73,24 @@ def test_what_is_written_can_be_read() -> None:
     assert file.coefficients["gemm_sustained"].value == pytest.approx(0.8, rel=0.05)  # held a little towards the prior, 0.93
     assert file.coefficients["gemm_sustained"].n == len(rows)
     assert "own-4096" in file.coefficients["gemm_sustained"].source
+
+
+def test_memory_files_are_written_where_rows_say_something(tmp_path) -> None:
+    """24 runs of two models that take a tenth more than the model says: the file is read back, and step times are left alone."""
+    job = gpt_job(attention="flash")
+    made = []
+    for layers in (24, 48):
+        own = job.replace(model=gpt(layers=layers, hidden=4096, heads=32))
+        for i, plan in enumerate([*PLANS, *(dataclasses.replace(plan, zero=1) for plan in PLANS[:4])]):
+            size = 1.1 * float(estimate(own, plan, calibration_of(own)).memory_bytes)
+            made.append(Measurement(id=f"own-{layers}-{i}", job=own, plan=plan, memory_bytes=size))
+    rows = rows_by_framework(made)
+    assert list(rows) == ["megatron-lm"] and len(rows["megatron-lm"]) == 24
+    assert rows_by_framework(made[:12]) == {}
+    fitted = fit_memory(rows["megatron-lm"], calibration_of, "own")
+    path = tmp_path / "megatron-lm-memory.yaml"
+    path.write_text(memory_text("megatron-lm", fitted), encoding="utf-8")
+    read = load_spec(CalibrationFile, parse_yaml(path.read_text(), "own"), "own")
+    assert read.name == "megatron-lm-memory"
+    assert read.coefficients["oom_margin_spread"].value < 0.13
+    assert "gemm_sustained" not in read.coefficients

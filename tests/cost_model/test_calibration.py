@@ -139,6 +139,13 @@ def test_framework_and_release_files_come_last(tmp_path, monkeypatch):
     assert calibration_for("auto", presets.gpu("h100-sxm-80gb"), framework="nemo").framework == ""
 
 
+def test_a_frameworks_memory_lies_beneath_its_step_times():
+    used = calibration_for("auto", presets.gpu("b200-sxm-180gb"), framework="torchtitan")
+    assert used.layers[-2:] == ("torchtitan-memory", "torchtitan")
+    assert used.coefficients["oom_margin_spread"].n > 20
+    assert calibration_for("auto", presets.gpu("h100-sxm-80gb"), framework="nanotron")["gathered_inputs_kept"] > 0
+
+
 @pytest.mark.parametrize("text", ["h100-smx-80gb", "", "../x", "/dev/null/x"])
 def test_unknown_names_are_refused_with_a_way_out(text):
     with pytest.raises(SpecError, match="none, auto, a name or a file") as caught:

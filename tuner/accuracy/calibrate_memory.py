@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.accuracy.rows import read_files
-from tuner.cost_model.calibration import calibration_for
+from tuner.cost_model.calibration import MEMORY, calibration_for
 from tuner.cost_model.fit.memory import Fitted, fit_memory
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def text_of(framework: str, fitted: Fitted) -> str:
     counted = f"{right} of {fits} runs that fitted" + (f" and {out_right} of {out} that ran out" if out else "")
     worth.append(f"# {'Models held out: ' if fitted.helps else ''}{counted} predicted so.")
     lines = ["# Written by `python -m tuner.accuracy.calibrate_memory`; change the fit, not this file.", *worth]
-    lines += [f"name: {framework}-memory", f"framework: {framework}", "coefficients:"]
+    lines += [f"name: {framework}{MEMORY}", f"framework: {framework}", "coefficients:"]
     for name, entry in fitted.overrides.items():
         residual = "" if entry.residual is None else f", residual: {entry.residual}"
         lines.append(f'  {name}: {{value: {entry.value}, source: "{entry.source}", n: {entry.n}{residual}}}')
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         origin = ", ".join(sorted({"-".join(row.id.split("-")[:2]) for row in rows}))
         fitted = fit_memory(rows, _base, f"memory of runs: {origin}")
-        path = options.out / f"{framework}-memory.yaml"
+        path = options.out / f"{framework}{MEMORY}.yaml"
         if not fitted.helps and fitted.errors is None:
             sys.stderr.write(f"{path.stem}: declined, held-out models came out no better\n")
             path.unlink(missing_ok=True)

@@ -44,6 +44,7 @@ DTYPE_OF: dict[str, str] = {
 }
 PRIOR = "prior"
 POOLED = "pooled"
+MEMORY = "-memory"  # ends the name of a framework's file of memory coefficients, beside that of step time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,119}")
 
 
@@ -273,7 +274,7 @@ def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -
 def _of_framework(files: Sequence[CalibrationFile], framework: str, gpus: set[str], release: str) -> list[CalibrationFile]:
     of_framework = [f for f in files if f.framework == framework and f.release in ("", release)]
     own = [f for f in of_framework if not f.gpus or gpus & {*f.gpus, *f.relatives}]
-    return sorted(own, key=lambda f: (f.release != "", bool(f.gpus), f.name))
+    return sorted(own, key=lambda f: (f.release != "", bool(f.gpus), not f.name.endswith(MEMORY), f.name))
 
 
 @lru_cache(maxsize=512)
