@@ -199,9 +199,12 @@ def _gathered(job: Job, plan: Plan, stage: Ints) -> Floats:
 
 
 def _buckets(job: Job, plan: Plan, held: Weights) -> Floats:
-    """Return the bytes of the buffers through which ZeRO 1 and 2 reduce gradients and gather weights, no larger than what passes."""
+    """Return the bytes of the buffers through which ZeRO 1 and 2 reduce gradients and gather weights, no larger than what passes.
+
+    Where gradients have fp32 accumulators they are reduced and gathered in place (DeepSpeed, bf16_optimizer.py).
+    """
     f = job.framework
-    if f.bucket_elements is None:
+    if f.bucket_elements is None or gradient_bytes(job) > ACCUMULATED:
         return 0.0
     each = np.minimum(f.bucket_elements.value, held.dense + held.expert)
     used = (plan.zero >= 1) & (plan.zero <= 2) & (plan.dp(job.gpus) > 1)
