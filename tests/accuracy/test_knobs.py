@@ -72,7 +72,9 @@ def test_uneven_stages(layers, pp, vpp, framework, embedding, loss):
 
 
 def test_nanotron_deals_layers_by_cost():
-    """Llama 1.34B of the Ultra-Scale runs: logits 2048 x 131072, a layer 4 x 2048^2 + 3 x 2048 x 8192: 4 layers."""
+    """Llama 1.34B of the Ultra-Scale runs: logits 2048 x 131072, a layer 4 x 2048^2 + 3 x 2048 x 8192: 4 layers. The layer that crosses
+    a stage's share stays on it, so that the first of two stages has 11 of 20 layers' worth, as 21 dealt evenly give.
+    """
     model = {
         "layers": 16,
         "hidden": 2048,
@@ -85,7 +87,7 @@ def test_nanotron_deals_layers_by_cost():
     }
     plan = read(changed(model=model, framework="nanotron")).plan
     assert round(2048 * 131072 / (4 * 2048**2 + 3 * 2048 * 8192)) == 4
-    assert (plan.embedding_layers, plan.loss_layers) == (0, 4)
+    assert (plan.embedding_layers, plan.loss_layers) == (0, 5)
 
 
 def test_a_pipeline_layout_in_the_notes():

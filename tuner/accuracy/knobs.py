@@ -151,7 +151,7 @@ def _layout(row: Row, model: Model, framework: Framework, pp: int, vpp: int) -> 
     layer = _layer_cost(model)
     logits = model.hidden * model.vocab / layer
     if balance == "cost":
-        fields = {"embedding_layers": 0, "loss_layers": round(logits)}
+        fields = {"embedding_layers": 0, "loss_layers": int(logits) + 1}  # the layer that crosses a share goes before it
     elif balance == "parameters":
         fields = {"embedding_layers": round(logits), "loss_layers": round(logits)}
     else:
