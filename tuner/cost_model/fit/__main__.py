@@ -25,7 +25,6 @@ RELATIVES = {
 # A GPU without a table, and whose curve of each kind it takes: it has B200's tensor cores and clocks, and GB300's faster
 # exponential for attention and slower growth in fp4.
 B300 = "b300-sxm-288gb"
-_MAX_GROUPED_P90 = 0.6  # held-out error beyond which a GPU's own curve says less than the pooled one
 
 
 def load(folder: Path) -> dict[str, list[Table]]:
@@ -79,13 +78,11 @@ def fit(tables: dict[str, list[Table]]) -> list[CalibrationFile]:
 def _fit_experts(tables: dict[str, list[Table]], dtype: str, curves: dict[str, Any], put: Any) -> None:
     rows = [(t.gpu, experts.select(t, dtype)) for t in tables.get("moe_forward", [])]
     both = [(t, curves[find_gpu(gpu).name]["gemm"][dtype]) for gpu, t in rows if len(t) and dtype in _of(curves, gpu)]
-    plain = [(t, curve.model_copy(update={"correction": None})) for t, curve in both]
+    plain = [(t, curve.plain) for t, curve in both]
     if plain:
         put(POOLED, "grouped", dtype, experts.fit_pooled([t for t, _ in plain], [c for _, c in plain], dtype))
     for t, curve in plain:
-        own = experts.fit_gpu(t, curve, dtype)
-        if (own.fit.held_out_p90 or 0.0) <= _MAX_GROUPED_P90:
-            put(t.gpu, "grouped", dtype, own)
+        put(t.gpu, "grouped", dtype, experts.fit_gpu(t, curve, dtype, curves[POOLED]["grouped"][dtype]))
 
 
 def _of(curves: dict[str, Any], gpu: str) -> dict[str, Any]:

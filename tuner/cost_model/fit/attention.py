@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MLA_QK, MLA_V = 192, 128
 BLOCKS = (64, 128, 256)
+TYPICAL_DIMENSIONS = (64.0, 128.0, 192.0, 256.0, 512.0)
 HEADS_AXIS = (1.0, 4.0, 16.0, 64.0, 256.0, 2048.0)
 LENGTH_AXIS = (512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 DIMENSIONS = (64.0, 128.0, 256.0)
@@ -24,7 +25,7 @@ _OUTLIER = 0.1  # kernels of several libraries differ more here than in products
 
 
 def gqa(table: Table) -> Table:
-    """Return the columns of a grouped-query table; head dimensions between or beyond DIMENSIONS have kernels too poor to learn from."""
+    """Return the columns of a grouped-query table."""
     columns = {
         "batch": table["batch_size"],
         "length": table["isl"],
@@ -33,8 +34,9 @@ def gqa(table: Table) -> Table:
         "qk": table["head_dim"],
         "v": table["head_dim"],
         "seconds": table["seconds"],
+        "median": table["median"],
     }
-    return Table(operator=table.operator, gpu=table.gpu, columns=columns).where(np.isin(table["head_dim"], DIMENSIONS))
+    return Table(operator=table.operator, gpu=table.gpu, columns=columns)
 
 
 def mla(table: Table) -> Table:
@@ -48,6 +50,7 @@ def mla(table: Table) -> Table:
         "qk": ones * MLA_QK,
         "v": ones * MLA_V,
         "seconds": table["seconds"],
+        "median": table["median"],
     }
     return Table(operator=table.operator, gpu=table.gpu, columns=columns)
 
@@ -72,6 +75,12 @@ def predict(curve: AttentionCurve, table: Table) -> Any:
     )
 
 
+def predict_median(curve: AttentionCurve, table: Table) -> Any:
+    """Return what the median of the tables' kernels takes by the curve."""
+    seconds = predict(curve, table)
+    return seconds * curve.typical(table["batch"] * table["heads"], table["length"], table["qk"]) if curve.typical else seconds
+
+
 def _curve(x: Any, block: int, dimensions: Sequence[float]) -> AttentionCurve:
     size = len(dimensions)
     axis = tuple(dimensions) if size > 1 else (dimensions[0], dimensions[0] + 1.0)
@@ -88,6 +97,23 @@ def _curve(x: Any, block: int, dimensions: Sequence[float]) -> AttentionCurve:
 
 
 def _fitted(tables: Sequence[Table], block: int) -> AttentionCurve:
+    """Return the curve of the head dimensions that kernels are tuned for, and what makes of it the median of all rows."""
+    curve = _tuned([t.where(tuned) if (tuned := _is_tuned(t)).any() else t for t in tables], block)
+    left = np.concatenate([np.log(t["median"] / predict(curve, t)) for t in tables])
+    columns = [
+        np.concatenate([t["batch"] * t["heads"] for t in tables]),
+        np.concatenate([t["length"] for t in tables]),
+        np.concatenate([t["qk"] for t in tables]),
+    ]
+    mla = curve.efficiency.axes[0] if (columns[2] == MLA_QK).all() else None
+    return curve.model_copy(update={"typical": correction((HEADS_AXIS, LENGTH_AXIS, mla or TYPICAL_DIMENSIONS), columns, left, smooth=1.0)})
+
+
+def _is_tuned(table: Table) -> Any:
+    return np.isin(table["qk"], DIMENSIONS) | (table["qk"] != table["v"])
+
+
+def _tuned(tables: Sequence[Table], block: int) -> AttentionCurve:
     dimensions = tuple(sorted({float(d) for t in tables for d in np.unique(t["qk"])}))
     thin = [t.where(np.arange(len(t)) % max(1, len(t) * len(tables) // _BASE_ROWS) == 0) for t in tables]
     logs = [np.log(t["seconds"]) for t in thin]
@@ -114,10 +140,10 @@ def fit_gpu(table: Table) -> AttentionCurve:
     best: tuple[float, AttentionCurve] | None = None
     for block in BLOCKS:
         sides = [(_fitted([table.where(part != i)], block), table.where(part == i)) for i in range(4)]
-        outside = errors(np.concatenate([predict(c, t) for c, t in sides]), np.concatenate([t["seconds"] for _, t in sides]))
+        outside = errors(np.concatenate([predict_median(c, t) for c, t in sides]), np.concatenate([t["median"] for _, t in sides]))
         if best is None or outside[0] + 0.2 * outside[1] < best[0]:
             curve = _fitted([table], block)
-            inside = errors(predict(curve, table), table["seconds"])
+            inside = errors(predict_median(curve, table), table["median"])
             fit = _fit(len(table), inside, outside, "the (heads, KV heads) pairs, a quarter at a time")
             best = (outside[0] + 0.2 * outside[1], curve.model_copy(update={"fit": fit}))
     assert best is not None  # noqa: S101 - BLOCKS is not empty
@@ -127,11 +153,11 @@ def fit_gpu(table: Table) -> AttentionCurve:
 def fit_pooled(tables: Sequence[Table]) -> AttentionCurve:
     """Return the curve of all GPUs together; its held-out error is that of each GPU by the others."""
     curve = _fitted(tables, 128)
-    inside = errors(np.concatenate([predict(curve, t) for t in tables]), np.concatenate([t["seconds"] for t in tables]))
+    inside = errors(np.concatenate([predict_median(curve, t) for t in tables]), np.concatenate([t["median"] for t in tables]))
     outside = None
     if len(tables) > 1:
         others = [(_fitted([other for other in tables if other is not t], 128), t) for t in tables]
-        outside = errors(np.concatenate([predict(c, t) for c, t in others]), np.concatenate([t["seconds"] for t in tables]))
+        outside = errors(np.concatenate([predict_median(c, t) for c, t in others]), np.concatenate([t["median"] for t in tables]))
     return curve.model_copy(update={"fit": _fit(sum(len(t) for t in tables), inside, outside, "each GPU in turn")})
 
 

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 OPERATORS = ("gemm", "attention_forward", "mla_forward", "moe_forward", "nccl")
 SOURCE = "silicon database of ai-dynamo/aiconfigurator (Apache-2.0, commit 095f58a51)"
 
-# Which of a row's kernels is taken. The MLA and MoE rows mix kernels that training would not run (paths for short prompts,
-# untuned Triton) with the ones it would, so there the fastest stands for it.
+# Which of a row's kernels the formulas for training are fitted to (`seconds`). The MLA and MoE rows mix kernels that training would
+# not run (paths for short prompts, untuned Triton) with the ones it would, so there the fastest stands for it, and a factor
+# `typical` leads to the median (`median`), which every table is scored against.
 BASIS = {"gemm": "median", "attention_forward": "median", "mla_forward": "fastest", "moe_forward": "fastest", "nccl": "median"}
+
+LARGEST = 1e12  # of any size in a table
 
 # Columns that a table of each operator must have, beside median_ms and fastest_ms.
 COLUMNS = {
@@ -44,7 +47,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One operator on one GPU: equally long columns, `seconds` among them."""
+    """One operator on one GPU: equally long columns, `seconds` and `median` among them."""
 
     operator: str
     gpu: str
@@ -88,14 +91,23 @@ def read(path: Path, operator: str, gpu: str) -> Table:
         raise one_problem(str(path), missing[0], "", f"a table of {operator} needs this column")
     columns = {name: np.asarray(loaded[name].to_pylist()) for name in wanted}
     for name in wanted:
-        if columns[name].dtype.kind not in ("U" if name.endswith(("dtype", "op_name")) else "iuf"):
-            raise one_problem(
-                str(path), name, "", "must be text" if name.endswith(("dtype", "op_name")) else "must be numbers without gaps"
-            )
+        _check(path, name, columns[name])
     times = {"median": columns.pop("median_ms") / 1e3, "fastest": columns.pop("fastest_ms") / 1e3}
-    columns["seconds"] = times[BASIS[operator]]
+    columns |= {"seconds": times[BASIS[operator]], "median": times["median"]}
     table = Table(operator=operator, gpu=gpu, columns=columns)
-    return table.where(np.isfinite(columns["seconds"]) & (columns["seconds"] > 0))
+    timed = [np.isfinite(columns[name]) & (columns[name] > 0) for name in ("seconds", "median")]
+    return table.where(timed[0] & timed[1])
+
+
+def _check(path: Path, name: str, column: Any) -> None:
+    text = name.endswith(("dtype", "op_name"))
+    if len(column) and column.dtype.kind not in ("U" if text else "iuf"):
+        raise one_problem(str(path), name, "", "must be text" if text else "must be numbers without gaps", "write the column again")
+    if not text and not name.endswith("_ms"):
+        wrong = ~(np.isfinite(column * 1.0) & (column * 1.0 >= 1) & (column * 1.0 <= LARGEST))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise one_problem(str(path), name, str(column[row]), f"must lie between 1 and {LARGEST:.0e} (row {row})", "correct or drop it")
 
 
 @lru_cache(maxsize=64)
