@@ -168,8 +168,9 @@ class AttentionCurve(Spec):
 
     efficiency: fraction of the bf16 peak over head dimension (QK); half_length: cost of starting a block of queries, in keys,
     over head dimension; block: queries in a block; correction: factor on the time over (batch x heads, queries, head dimension);
-    typical: the median of inference libraries over that, at head dimensions that few of them tune for too, over the same, needed to
-    compare with the tables and left out of attention_seconds.
+    sharing: the same over (heads of a KV head, queries, head dimension). Needed to compare with tables of measured kernels and left
+    out of attention_seconds: typical, the median of inference libraries over that, head dimensions included that few of them tune
+    for, over (batch x heads, queries, head dimension); prompts, the same on top over (tokens, heads).
     """
 
     launch_s: _seconds
@@ -179,7 +180,9 @@ class AttentionCurve(Spec):
     partial_wave: Annotated[float, Field(ge=0, le=1)]
     memory: _fraction
     correction: Grid | None = None
+    sharing: Grid | None = None
     typical: Grid | None = None
+    prompts: Grid | None = None
     fit: Fit
 
 

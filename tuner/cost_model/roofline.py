@@ -174,7 +174,8 @@ def flash_seconds(
     bandwidth: float,
     sms: int,
 ) -> Floats:
-    """Return launch + max(compute, memory), corrected at (batch x heads, q_len, qk_head_dim).
+    """Return launch + max(compute, memory), corrected at (batch x heads, q_len, qk_head_dim) and at (heads/kv_heads, q_len,
+    qk_head_dim): heads that share K and V find them in the L2 cache.
 
     compute: one multiprocessor takes a block of queries of one head, 2 block keys (qk_head_dim + v_head_dim) FLOP, where
     keys = kv_len, or for a causal mask its half and half a block on the diagonal, at most `window`, plus half_length for
@@ -189,7 +190,9 @@ def flash_seconds(
     compute = waves * (keys + curve.half_length(qk_head_dim)) * cost
     moved = 2.0 * batch * width * (q_len * heads + kv_len * kv_heads)
     seconds = curve.launch_s + np.maximum(compute, moved * (1.0 / (bandwidth * curve.memory)))
-    return seconds * curve.correction(batch * heads, q_len, qk_head_dim) if curve.correction else seconds
+    if curve.correction:
+        seconds = seconds * curve.correction(batch * heads, q_len, qk_head_dim)
+    return seconds * curve.sharing(heads / kv_heads, q_len, qk_head_dim) if curve.sharing else seconds
 
 
 def stream_seconds(bytes_: Floats, *, gpu: Gpu, calibration: Calibration, kernels: Ints = 1) -> Floats:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.cost_model.curves import AttentionCurve, Fit
-from tuner.cost_model.fit.lattice import correction, folds, fraction, grid, minimise, positive, round4
+from tuner.cost_model.fit.lattice import Term, corrections, folds, fraction, grid, minimise, positive, round4
 from tuner.cost_model.fit.tables import SOURCE, Table, errors, find_gpu
 from tuner.cost_model.roofline import flash_seconds, multiprocessors, peak
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 MLA_QK, MLA_V = 192, 128
 BLOCKS = (64, 128, 256)
 TYPICAL_DIMENSIONS = (64.0, 128.0, 192.0, 256.0, 512.0)
-HEADS_AXIS = (1.0, 4.0, 16.0, 64.0, 256.0, 2048.0)
-LENGTH_AXIS = (512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+HEADS_AXIS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
+LENGTH_AXIS = (512.0, 1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 8192.0, 16384.0)
+SHARING_AXIS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 96.0)
+SMALL_AXES = ((1.0, 4.0, 16.0, 64.0, 256.0, 2048.0), (512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0))
+PROMPTS_AXES = ((512.0, 2048.0, 8192.0, 16384.0, 32768.0, 65536.0), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0))
 DIMENSIONS = (64.0, 128.0, 256.0)
 _BASE_ROWS = 2500
 _OUTLIER = 0.1  # kernels of several libraries differ more here than in products
@@ -78,7 +81,9 @@ def predict(curve: AttentionCurve, table: Table) -> Any:
 def predict_median(curve: AttentionCurve, table: Table) -> Any:
     """Return what the median of the tables' kernels takes by the curve."""
     seconds = predict(curve, table)
-    return seconds * curve.typical(table["batch"] * table["heads"], table["length"], table["qk"]) if curve.typical else seconds
+    if curve.typical:
+        seconds = seconds * curve.typical(table["batch"] * table["heads"], table["length"], table["qk"])
+    return seconds * curve.prompts(table["batch"] * table["length"], table["heads"]) if curve.prompts else seconds
 
 
 def _curve(x: Any, block: int, dimensions: Sequence[float]) -> AttentionCurve:
@@ -100,13 +105,23 @@ def _fitted(tables: Sequence[Table], block: int) -> AttentionCurve:
     """Return the curve of the head dimensions that kernels are tuned for, and what makes of it the median of all rows."""
     curve = _tuned([t.where(tuned) if (tuned := _is_tuned(t)).any() else t for t in tables], block)
     left = np.concatenate([np.log(t["median"] / predict(curve, t)) for t in tables])
-    columns = [
-        np.concatenate([t["batch"] * t["heads"] for t in tables]),
-        np.concatenate([t["length"] for t in tables]),
-        np.concatenate([t["qk"] for t in tables]),
-    ]
-    mla = curve.efficiency.axes[0] if (columns[2] == MLA_QK).all() else None
-    return curve.model_copy(update={"typical": correction((HEADS_AXIS, LENGTH_AXIS, mla or TYPICAL_DIMENSIONS), columns, left, smooth=1.0)})
+    columns = _columns(tables)
+    at = [columns["chains"], columns["length"], columns["qk"]]
+    if not _is_mla(tables):
+        return curve.model_copy(update={"typical": corrections([Term((*SMALL_AXES, TYPICAL_DIMENSIONS), at, 1.0)], left, most=3.0)[0]})
+    terms = [Term((*SMALL_AXES, curve.efficiency.axes[0]), at, 1.0), Term(PROMPTS_AXES, [columns["tokens"], columns["heads"]], 1.0)]
+    typical, prompts = corrections(terms, left, most=3.0)
+    return curve.model_copy(update={"typical": typical, "prompts": prompts})
+
+
+def _is_mla(tables: Sequence[Table]) -> bool:
+    return all(bool((t["qk"] != t["v"]).all()) for t in tables)
+
+
+def _columns(tables: Sequence[Table]) -> dict[str, Any]:
+    found = {name: np.concatenate([t[name] for t in tables]) for name in ("batch", "length", "heads", "kv_heads", "qk")}
+    shared = found["heads"] / found["kv_heads"]
+    return {**found, "chains": found["batch"] * found["heads"], "tokens": found["batch"] * found["length"], "shared": shared}
 
 
 def _is_tuned(table: Table) -> Any:
@@ -125,13 +140,17 @@ def _tuned(tables: Sequence[Table], block: int) -> AttentionCurve:
     start = [np.log(1e-5), 0.0, 1.0, *[0.5] * len(dimensions), *[np.log(300.0)] * len(dimensions)]
     curve = _rounded(_curve(minimise(residuals, start, _OUTLIER), block, dimensions))
     left = np.concatenate([np.log(t["seconds"] / predict(curve, t)) for t in tables])
-    columns = [
-        np.concatenate([t["batch"] * t["heads"] for t in tables]),
-        np.concatenate([t["length"] for t in tables]),
-        np.concatenate([t["qk"] for t in tables]),
+    columns = _columns(tables)
+    last = curve.efficiency.axes[0]
+    if _is_mla(tables):
+        at = [columns["chains"], columns["length"], columns["qk"]]
+        return curve.model_copy(update={"correction": corrections([Term((*SMALL_AXES, last), at, 1.0)], left)[0]})
+    terms = [
+        Term((HEADS_AXIS, LENGTH_AXIS, last), [columns["chains"], columns["length"], columns["qk"]], 0.3),
+        Term((SHARING_AXIS, SMALL_AXES[1], last), [columns["shared"], columns["length"], columns["qk"]], 1.0),
     ]
-    axes = (HEADS_AXIS, LENGTH_AXIS, curve.efficiency.axes[0])
-    return curve.model_copy(update={"correction": correction(axes, columns, left, smooth=1.0)})
+    made = corrections(terms, left)
+    return curve.model_copy(update={"correction": made[0], "sharing": made[1]})
 
 
 def fit_gpu(table: Table) -> AttentionCurve:

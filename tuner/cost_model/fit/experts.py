@@ -19,6 +19,7 @@ ROWS_AXIS = (4.0, 16.0, 64.0, 256.0, 1024.0, 8192.0)
 GROUPS_AXIS = (1.0, 4.0, 16.0, 64.0, 256.0)
 _BANDWIDTH = 0.8  # share of HBM bandwidth of the permutations
 _OUTLIER = 0.1
+_FEW_MODELS = 5.0  # a table has so few models that their differences should move the factors little
 _MOST_P90 = 0.6  # held-out error beyond which a GPU's own curve says less than the pooled one
 
 
@@ -79,9 +80,9 @@ def _typical(curve: GroupedCurve, tables: Sequence[Table], gemms: Sequence[GemmC
     """Return the curve with the factors that lead to the median of all rows."""
     logs = np.concatenate([np.log(t["median"] / predict(curve, g, t, dtype)) for t, g in zip(tables, gemms, strict=True)])
     rows, groups, gated = (np.concatenate([t[name] for t in tables]) for name in ("rows", "groups", "gated"))
-    level = float(np.median(logs))
+    level = float(np.median(logs[gated] if gated.any() else logs))
     terms = [Term((ROWS_AXIS, GROUPS_AXIS), [rows, groups], 1.0), Term((ROWS_AXIS,), [rows], 1.0, ~gated)]
-    typical, ungated = corrections(terms, logs - level)
+    typical, ungated = corrections(terms, logs - level, ridge=_FEW_MODELS)
     return curve.model_copy(update={"typical": grid(typical.axes, typical.table * np.exp(level)), "ungated": ungated})
 
 

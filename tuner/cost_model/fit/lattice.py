@@ -96,8 +96,9 @@ class Term(NamedTuple):
     mask: Any = None
 
 
-def corrections(terms: Sequence[Term], logs: Any, *, ridge: float = 0.3, weight: Any = 1.0) -> list[Grid]:
-    """Return the factors whose logs sum to what is nearest to `logs`, each smooth on its lattice and near 1 where rows are few.
+def corrections(terms: Sequence[Term], logs: Any, *, ridge: float = 0.3, weight: Any = 1.0, most: float = 1.0) -> list[Grid]:
+    """Return the factors whose logs sum to what is nearest to `logs`, each smooth on its lattice and near 1 where rows are few; no
+    log is beyond `most`.
 
     Minimises sum w (A x - logs)^2 + sum smooth^2 |second differences|^2 + ridge^2 |x|^2, with w falling for outliers.
     """
@@ -109,12 +110,12 @@ def corrections(terms: Sequence[Term], logs: Any, *, ridge: float = 0.3, weight:
     penalty = sparse.block_diag([_roughness(term.axes, term.smooth) for term in terms])
     fixed = (penalty.T @ penalty).toarray() + np.eye(matrix.shape[1]) * ridge**2
     solution = np.zeros(matrix.shape[1])
-    for _ in range(8):
+    for _ in range(12):
         w = weight / np.sqrt(1.0 + ((logs - matrix @ solution) / OUTLIER) ** 2)
         square = (matrix.T @ sparse.diags(w * np.ones(len(logs))) @ matrix).toarray() + fixed
         solution = linalg.solve(square, matrix.T @ (w * logs), assume_a="pos")
     ends = np.cumsum([part.shape[1] for part in parts])[:-1]
-    pieces = np.split(np.exp(np.clip(solution, -1.0, 1.0)), ends)
+    pieces = np.split(np.exp(np.clip(solution, -most, most)), ends)
     return [grid(term.axes, piece) for term, piece in zip(terms, pieces, strict=True)]
 
 
