@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValidateAnswer:
-    """Rows with their predictions, the rows that were skipped and why, and the scores."""
+    """Rows with their predictions, the rows that were skipped and why, and the scores; the scores of tables of operators."""
 
     document: dict[str, Any]
 
@@ -100,17 +100,24 @@ def explain(*, progress: Progress | None = None, no_search: bool = False, **give
     return answer_explain(*_one_plan(given), search=not no_search, progress=told)
 
 
-def validate(files: Any, *, calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:
-    """Return how wrong the model is on the measured rows of these JSONL files."""
+def validate(files: Any = (), *, operators: Any = (), calibration: str = "auto", progress: Progress | None = None) -> ValidateAnswer:
+    """Return how wrong the model is on the measured rows of these JSONL files, and on these Parquet tables of measured operators (also
+    those among `files`, known by their names' end).
+    """
     from tuner.accuracy.rows import read_files
     from tuner.accuracy.validate import document, score
 
-    names = [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
-    if not names:
-        raise one_problem("files", "", None, "are missing", "JSONL files with measured rows")
+    rows, tables = (list(map(str, [given] if isinstance(given, (str, Path)) else given or ())) for given in (files, operators))
+    names = [name for name in rows if not name.lower().endswith(".parquet")]
+    tables += [name for name in rows if name not in names]
+    if not names and not tables:
+        raise one_problem("files", "", None, "are missing", "JSONL files with measured rows, or --operators with Parquet tables")
     problems = Problems()
     read = [(Path(name), problems.trying(lambda name=name: read_files([path_of(name)]))) for name in names]  # type: ignore[misc]
+    found_tables = _operator_tables(tables, str(calibration), problems, progress)
     problems.raise_any()
+    if not names:
+        return ValidateAnswer(found_tables)
     scored, skipped = [], []
     for done, (path, found) in enumerate(read):
         if progress is not None:
@@ -118,7 +125,24 @@ def validate(files: Any, *, calibration: str = "auto", progress: Progress | None
         measurements, left_out = found or ([], [])
         scored += score(measurements, str(calibration))
         skipped += left_out
-    return ValidateAnswer(document(scored, skipped))
+    return ValidateAnswer({**document(scored, skipped), **found_tables})
+
+
+def _operator_tables(names: list[str], calibration: str, problems: Problems, progress: Progress | None) -> dict[str, Any]:
+    """Return the scores of tables of operators and what was left out, or nothing when no table was given."""
+    if not names:
+        return {}
+    from tuner.accuracy.operators import score_table
+
+    tables, left_out = [], []
+    for done, name in enumerate(names):
+        if progress is not None:
+            progress(f"scoring {Path(name).name}: table", done + 1, len(names))
+        found = problems.trying(lambda name=name: score_table(path_of(name), calibration))  # type: ignore[misc]
+        if found is not None:
+            tables += found[0]
+            left_out += found[1]
+    return {"tables": tables, "left_out": left_out}
 
 
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:

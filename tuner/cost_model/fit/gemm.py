@@ -130,11 +130,13 @@ def _scored(curve: GemmCurve, table: Table, dtype: str) -> tuple[Any, Any]:
     return predict(curve, rows, dtype), rows["seconds"]
 
 
-def fit_gpu(table: Table, dtype: str, power: Grid | None) -> GemmCurve:
-    """Return the curve of one GPU, with its error on (n, k) pairs left out."""
+def fit_gpu(table: Table, dtype: str, power: Grid | None, *, scored: bool = True) -> GemmCurve:
+    """Return the curve of one GPU, with its error on (n, k) pairs left out where it is to be `scored`."""
     gpu = find_gpu(table.gpu)
     watts = watts_per_teraflop(gpu)
     own = grid([POWER_AXIS], power.table / power(watts), digits=17) if power and watts else None
+    if not scored:
+        return _best([table], dtype, own)
     part = folds(table["n"], table["k"])
     pairs = [_scored(_best([table.where(part != i)], dtype, own), table.where(part == i), dtype) for i in range(4)]
     median, p90 = errors(np.concatenate([p for p, _ in pairs]), np.concatenate([m for _, m in pairs]))
@@ -163,12 +165,12 @@ def _best(tables: Sequence[Table], dtype: str, power: Grid | None) -> GemmCurve:
     return _corrected(_rounded(min(bases, key=error)), tables, dtype)
 
 
-def fit_pooled(tables: Sequence[Table], dtype: str) -> GemmCurve:
+def fit_pooled(tables: Sequence[Table], dtype: str, *, scored: bool = True) -> GemmCurve:
     """Return the curve of all GPUs together; its held-out error is that of each GPU by the others."""
     pooled = len(tables) > 3
     curve = _fitted(tables, dtype, MENUS[0], None, pooled=pooled)
     inside = [_scored(curve, t, dtype) for t in tables]
-    left = [(t, [other for other in tables if other is not t]) for t in tables] if len(tables) > 1 else []
+    left = [(t, [other for other in tables if other is not t]) for t in tables] if scored and len(tables) > 1 else []
     outside = [_scored(_fitted(rest, dtype, MENUS[0], None, pooled=pooled), t, dtype) for t, rest in left]
     fit = _pooled_fit(inside, outside)
     return curve.model_copy(update={"fit": fit})

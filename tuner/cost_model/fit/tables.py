@@ -64,6 +64,25 @@ class Table:
         return Table(operator=self.operator, gpu=self.gpu, columns={name: column[mask] for name, column in self.columns.items()})
 
 
+# Rows with equal values of these are held out of a fit together: they are what a table that is kept back would have of its own.
+KEYS = {
+    "gemm": ("n", "k"),
+    "attention_forward": ("num_heads", "num_key_value_heads"),
+    "mla_forward": ("num_heads", "batch_size"),
+    "moe_forward": ("hidden_size", "inter_size", "topk", "num_experts"),
+    "nccl": ("op_name", "nccl_dtype", "num_gpus", "message_size"),
+}
+
+
+def split(table: Table, share: float) -> tuple[Table, Table]:
+    """Return a table's rows without and with the random `share` of its keys; the draw is always the same."""
+    keys = np.stack([np.unique(table[name], return_inverse=True)[1] for name in KEYS[table.operator]])
+    of_row = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    count = int(of_row.max(initial=-1)) + 1
+    left = (np.random.default_rng(1).permutation(count) < round(share * count))[of_row]
+    return table.where(~left), table.where(left)
+
+
 def named(stem: str) -> tuple[str, str] | None:
     """Return (operator, GPU as the file spells it) of a file like gemm_h100_sxm.parquet, or None for another file."""
     for operator in OPERATORS:
@@ -82,13 +101,13 @@ def read(path: Path, operator: str, gpu: str) -> Table:
     try:
         loaded = parquet.read_table(path)
     except FileNotFoundError:
-        raise one_problem(str(path), "", "", "no such file") from None
+        raise one_problem(str(path), "", path.name, "no such file", "check the path") from None
     except (ArrowException, OSError) as error:
-        raise one_problem(str(path), "", "", f"is not a Parquet file: {str(error)[:100]}") from None
+        raise one_problem(str(path), "", "", f"is not a Parquet file: {str(error)[:100]}", "write it with pyarrow") from None
     wanted = (*COLUMNS[operator], "median_ms", "fastest_ms")
     missing = [name for name in wanted if name not in loaded.column_names]
     if missing:
-        raise one_problem(str(path), missing[0], "", f"a table of {operator} needs this column")
+        raise one_problem(str(path), missing[0], "", f"a table of {operator} needs this column", f"columns: {', '.join(wanted)}")
     columns = {name: np.asarray(loaded[name].to_pylist()) for name in wanted}
     for name in wanted:
         _check(path, name, columns[name])
