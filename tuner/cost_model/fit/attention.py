@@ -108,7 +108,11 @@ def _fitted(tables: Sequence[Table], block: int) -> AttentionCurve:
     columns = _columns(tables)
     at = [columns["chains"], columns["length"], columns["qk"]]
     if not _is_mla(tables):
-        return curve.model_copy(update={"typical": corrections([Term((*SMALL_AXES, TYPICAL_DIMENSIONS), at, 1.0)], left, most=3.0)[0]})
+        # Head dimensions without a tuned kernel are off by a level each, which smoothness across dimensions would blur.
+        level = {d: float(np.median(left[at[2] == d])) if (at[2] == d).any() else 0.0 for d in TYPICAL_DIMENSIONS}
+        levels = np.array([level[d] for d in TYPICAL_DIMENSIONS])
+        found = corrections([Term((*SMALL_AXES, TYPICAL_DIMENSIONS), at, 1.0)], left - np.interp(at[2], TYPICAL_DIMENSIONS, levels))[0]
+        return curve.model_copy(update={"typical": grid(found.axes, found.table * np.exp(levels))})
     terms = [Term((*SMALL_AXES, curve.efficiency.axes[0]), at, 1.0), Term(PROMPTS_AXES, [columns["tokens"], columns["heads"]], 1.0)]
     typical, prompts = corrections(terms, left, most=3.0)
     return curve.model_copy(update={"typical": typical, "prompts": prompts})

@@ -37,8 +37,8 @@ AXES = (
     (128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0),
 )
 UNALIGNED_AXES = (
-    (64.0, 256.0, 1024.0, 2048.0, 4096.0),
-    (256.0, 1024.0, 4096.0, 16384.0, 65536.0),
+    (64.0, 128.0, 256.0, 512.0, 1024.0, 1536.0, 2048.0, 3072.0, 4096.0),
+    (256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0),
     (128.0, 512.0, 2048.0, 8192.0, 65536.0),
 )
 # Dense where one wave becomes two or three: there a library's choice of tile shows most.
@@ -49,7 +49,7 @@ WAVES_AXES = (
     ),
     (128.0, 1024.0, 4096.0, 16384.0, 65536.0),
 )
-_SMOOTH, _SMOOTH_WAVES = 0.5, 0.3
+_SMOOTH = 0.3
 POWER_AXIS = (0.45, 0.56, 0.71, 1.28)  # watts per dense bf16 TFLOP/s: B200, GB300, H100, A100
 SCORED_M = 256
 _SMALLEST_M = 64
@@ -114,7 +114,7 @@ def _corrected(curve: GemmCurve, tables: Sequence[Table], dtype: str) -> GemmCur
     tiles = [ceil_div(t["m"], WAVE_TILE) * ceil_div(t["n"], WAVE_TILE) / multiprocessors(find_gpu(t.gpu)) for t in tables]
     terms = [
         Term(AXES, columns, _SMOOTH),
-        Term(WAVES_AXES, [np.concatenate(tiles), columns[2]], _SMOOTH_WAVES),
+        Term(WAVES_AXES, [np.concatenate(tiles), columns[2]], _SMOOTH),
         Term(UNALIGNED_AXES, columns, _SMOOTH, columns[0] % ALIGNED != 0),
     ]
     made = corrections(terms, logs, weight=np.where(columns[0] >= SCORED_M, 1.0, 0.5))

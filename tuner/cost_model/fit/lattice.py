@@ -110,7 +110,7 @@ def corrections(terms: Sequence[Term], logs: Any, *, ridge: float = 0.3, weight:
     penalty = sparse.block_diag([_roughness(term.axes, term.smooth) for term in terms])
     fixed = (penalty.T @ penalty).toarray() + np.eye(matrix.shape[1]) * ridge**2
     solution = np.zeros(matrix.shape[1])
-    for _ in range(12):
+    for _ in range(8):
         w = weight / np.sqrt(1.0 + ((logs - matrix @ solution) / OUTLIER) ** 2)
         square = (matrix.T @ sparse.diags(w * np.ones(len(logs))) @ matrix).toarray() + fixed
         solution = linalg.solve(square, matrix.T @ (w * logs), assume_a="pos")
