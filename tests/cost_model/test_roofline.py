@@ -97,7 +97,6 @@ def test_heads_that_share_keys_are_corrected_by_how_many_do():
     shared = used.model_copy(update={"attention": {"gqa": used.attention["gqa"].model_copy(update={"sharing": sharing})}})
 
     def seconds(curves, kv_heads):
-        rest = {"causal": True, "window": 0, "precision": "bf16", "gpu": GPU}
         return attention_seconds(
             1, 4096, 4096, 10, kv_heads, 128, 128, causal=True, window=0, precision="bf16", gpu=GPU, calibration=curves
         )
