@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ValidateAnswer:
-    """Rows with their predictions, the rows that were skipped and why, and the scores."""
+    """Rows with their predictions, the rows that were skipped and why, and the scores; the scores of tables of operators."""
 
     document: dict[str, Any]
 
@@ -103,39 +103,68 @@ def explain(*, progress: Progress | None = None, no_search: bool = False, **give
     return answer_explain(*_one_plan(given), search=not no_search, progress=told)
 
 
-def _rows(files: Any) -> list[tuple[Path, tuple[list[Measurement], list[Skipped]]]]:
-    """Return each file with its measured rows and the rows that are skipped. Raises SpecError for all unreadable files at once."""
+def _listed(given: Any) -> list[str]:
+    return [str(name) for name in ([given] if isinstance(given, (str, Path)) else given or ())]
+
+
+def _rows(names: list[str], problems: Problems) -> list[tuple[Path, tuple[list[Measurement], list[Skipped]]]]:
+    """Return each file with its measured rows and the rows that are skipped, or note what is wrong with it."""
     from tuner.accuracy.rows import read_files
 
-    names = [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
-    if not names:
-        raise one_problem("files", "", None, "are missing", "JSONL files with measured rows")
-    problems = Problems()
     read = [(Path(name), problems.trying(lambda name=name: read_files([path_of(name)]))) for name in names]  # type: ignore[misc]
-    problems.raise_any()
     return [(path, found or ([], [])) for path, found in read]
 
 
-def validate(files: Any, *, calibration: str = "auto", cross: bool = False, progress: Progress | None = None) -> ValidateAnswer:
-    """Return how wrong the model is on the measured rows of these JSONL files; with `cross` also where each row is told by a
-    calibration that has not seen its series, its model or its source.
+def validate(
+    files: Any = (), *, operators: Any = (), calibration: str = "auto", cross: bool = False, progress: Progress | None = None
+) -> ValidateAnswer:
+    """Return how wrong the model is on the measured rows of these JSONL files, and on these Parquet tables of measured operators (also
+    those among `files`, known by their names' end); with `cross` also where each row is told by a calibration that has not seen its
+    series, its model or its source.
     """
     from tuner.accuracy.validate import calibrations, document, score, summary
 
-    read = _rows(files)
+    rows, tables = _listed(files), _listed(operators)
+    names = [name for name in rows if not name.lower().endswith(".parquet")]
+    tables += [name for name in rows if name not in names]
+    if not names and not tables:
+        raise one_problem("files", "", None, "are missing", "JSONL files with measured rows, or --operators with Parquet tables")
+    problems = Problems()
+    read = _rows(names, problems)
+    found_tables = _operator_tables(tables, str(calibration), problems, progress)
+    problems.raise_any()
+    if not names:
+        return ValidateAnswer(found_tables)
     scored, skipped = [], []
     for done, (path, (measurements, left_out)) in enumerate(read):
         if progress is not None:
             progress(f"scoring {path.name}: file", done + 1, len(read))
         scored += score(measurements, str(calibration))
         skipped += left_out
-    answer = document(scored, skipped)
+    answer = {**document(scored, skipped), **found_tables}
     if cross:
         from tuner.accuracy.cross import told_without
 
         told = told_without(scored, calibrations(str(calibration)), progress)
         answer["cross"] = {left: summary(items) for left, items in told.items()}
     return ValidateAnswer(answer)
+
+
+def _operator_tables(names: list[str], calibration: str, problems: Problems, progress: Progress | None) -> dict[str, Any]:
+    """Return the scores of tables of operators and what was left out, or nothing when no table was given."""
+    if not names:
+        return {}
+    from tuner.accuracy.operators import score_table
+
+    tables, left_out = [], []
+    for done, name in enumerate(names):
+        if progress is not None:
+            progress(f"scoring {Path(name).name}: table", done + 1, len(names))
+        found = problems.trying(lambda name=name: score_table(path_of(name), calibration))  # type: ignore[misc]
+        if found is not None:
+            tables += found[0]
+            left_out += found[1]
+    return {"tables": tables, "left_out": left_out}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +201,12 @@ def calibrate(files: Any, *, name: str = "own") -> CalibrateAnswer:
     """Return the calibration of the measured rows of these JSONL files, where it clearly helps."""
     from tuner.accuracy.own import own_calibration
 
-    read = _rows(files)
+    names = _listed(files)
+    if not names:
+        raise one_problem("rows", "", None, "are missing", "JSONL files with measured rows")
+    problems = Problems()
+    read = _rows(names, problems)
+    problems.raise_any()
     rows = [row for _, (measurements, _) in read for row in measurements]
     return CalibrateAnswer(own_calibration(rows, name), [item for _, (_, left_out) in read for item in left_out])
 

@@ -11,7 +11,7 @@ from tuner.cost_model.collectives import Group, collective_seconds
 from tuner.cost_model.curves import Fit, GemmCurve, Tile
 from tuner.cost_model.fit import attention, experts, gemm, lattice, links, published
 from tuner.cost_model.fit.__main__ import dump, main, write
-from tuner.cost_model.fit.tables import SOURCE, Table, errors, find_gpu, find_link, named, read
+from tuner.cost_model.fit.tables import SOURCE, Table, errors, find_gpu, find_link, named, read, split
 from tuner.cost_model.roofline import attention_seconds, gemm_seconds
 from tuner.errors import SpecError
 from tuner.load import load_spec, load_yaml
@@ -75,6 +75,7 @@ def test_what_is_scored_is_what_is_used(name):
                 "num_key_value_heads": np.array([8]),
                 "head_dim": np.array([128]),
                 "seconds": np.array([1.0]),
+                "median": np.array([1.0]),
             },
         )
     )
@@ -129,6 +130,7 @@ def test_grouped_products_are_found_again():
         "moe_tp_size": np.ones(count, dtype=int),
         "moe_ep_size": rng.choice([1, 4], count),
         "seconds": np.ones(count),
+        "median": np.ones(count),
     }
     rows = experts.select(Table(operator="moe_forward", gpu="h100_sxm", columns=columns), "bfloat16")
     axes = (experts.ROWS_AXIS, experts.GROUPS_AXIS)
@@ -139,12 +141,12 @@ def test_grouped_products_are_found_again():
             update={"factor": lattice.grid(axes, np.full(len(axes[0]) * len(axes[1]), 1.3)), "routing_s": 2e-5, "routing_passes": 3.0}
         )
     )
-    measured = Table(
-        operator="moe_forward", gpu="h100_sxm", columns=rows.columns | {"seconds": experts.predict(true, TRUE, rows, "bfloat16")}
-    )
+    seconds = experts.predict(true, TRUE, rows, "bfloat16")
+    measured = Table(operator="moe_forward", gpu="h100_sxm", columns=rows.columns | {"seconds": seconds, "median": 1.5 * seconds})
     found = experts.fit_gpu(measured, TRUE, "bfloat16")
     assert found.fit.median <= 0.02
     assert found.factor(512, 16) == pytest.approx(1.3, rel=0.05)
+    assert found.typical(512, 16) == pytest.approx(1.5, rel=0.03)
 
 
 def test_published_levels_are_met():
@@ -177,6 +179,44 @@ def test_a_correction_interpolates_what_it_saw():
     x = np.linspace(1, 9, 200)
     grid = lattice.correction(((1.0, 3.0, 9.0),), [x], np.log(1.0 + 0.02 * x), smooth=0.01, ridge=0.01)
     assert grid(5.0) == pytest.approx(1.10, rel=0.01)
+
+
+def test_factors_that_multiply_are_told_apart():
+    x, y = (axis.ravel() for axis in np.meshgrid(np.linspace(1, 9, 30), np.linspace(1, 9, 30)))
+    odd = (np.arange(len(x)) % 3 == 0) & (y > 4)
+    logs = np.log(1.0 + 0.02 * x) + np.where(odd, 0.2, 0.0)
+    terms = [lattice.Term(((1.0, 5.0, 9.0),), [x], 0.01), lattice.Term(((1.0, 9.0),), [y], 0.01, odd)]
+    first, second = lattice.corrections(terms, logs, ridge=0.01)
+    assert first(5.0) == pytest.approx(1.10, rel=0.01)
+    assert second(8.0) == pytest.approx(np.exp(0.2), rel=0.01)
+
+
+def test_a_share_of_the_shapes_is_left_out():
+    table = products()
+    kept, left = split(table, 0.25)
+    pairs = [{*zip(part["n"].tolist(), part["k"].tolist(), strict=True)} for part in (kept, left)]
+    assert len(pairs[0]) == 15 and len(pairs[1]) == 5 and not pairs[0] & pairs[1]
+    assert len(kept) + len(left) == len(table)
+
+
+def test_the_command_prints_errors_on_shapes_left_out(tmp_path, capsys):
+    import pyarrow
+    from pyarrow import parquet
+
+    for gpu in ("gb200", "h100_sxm"):
+        table = products(gpu)
+        columns = {name: table[name] for name in ("gemm_dtype", "m", "n", "k")} | {"median_ms": table["seconds"] * 1e3}
+        parquet.write_table(pyarrow.table(columns | {"fastest_ms": table["seconds"] * 1e3}), tmp_path / f"gemm_{gpu}.parquet")
+    assert main([str(tmp_path), "--hold-out", "0.25", "--leave-out", "gb200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:5] for line in lines] == [
+        ["gemm", "gb200", "bfloat16", "n", "30"],
+        ["gemm", "h100_sxm", "bfloat16", "n", "30"],
+        ["gemm", "gb200", "bfloat16", "n", "120"],
+    ]
+    for options in (["--hold-out", "1.5"], ["--leave-out", "b200"], []):
+        assert main([str(tmp_path), *options]) == 2
+    assert "must lie between 0 and 1 (0.25 leaves out a quarter)" in capsys.readouterr().err
 
 
 def test_rows_with_equal_keys_are_held_out_together():

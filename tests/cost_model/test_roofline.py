@@ -40,6 +40,19 @@ def test_split_k_by_hand():
     assert seconds == pytest.approx(1e-6 + 65.536e-6 / 4 + 4 * 8 * 256 * 256 * 2 / 1e12, rel=1e-12)
 
 
+def test_factors_over_sizes_by_hand():
+    # 2 x 2 tiles of 128 on 100 multiprocessors: w = 0.04, halfway between 0.03 (factor 1) and 0.05 (factor 1.2); 250 is no
+    # multiple of 16 and rounds up to the same tiles.
+    factors = {
+        "waves": Grid(axes=((0.03, 0.05), (1.0, 2.0)), values="1 1\n1.2 1.2"),
+        "unaligned": Grid(axes=((1.0, 2.0),) * 3, values="3 " * 8),
+    }
+    used = calibration(gemm=gemm_curve().model_copy(update=factors))
+    seconds = gemm_seconds(np.array([256, 250]), 256, 1000, precision="bf16", gpu=GPU, calibration=used)
+    assert seconds == pytest.approx([1.1 * 66.536e-6, 3.0 * 1.1 * 66.536e-6], rel=1e-12)
+    assert used.gemm["bfloat16"].plain == gemm_curve()
+
+
 def test_memory_bound_product_by_hand():
     # k = 1: moved 2 * (8192 + 8192) + 2 * 8192 * 8192 B at 0.5e12 B/s = 268.5 us against 41 waves of 0.065536 us.
     seconds = gemm_seconds(8192, 8192, 1, precision="bf16", gpu=GPU, calibration=calibration())
@@ -76,6 +89,20 @@ def test_flash_attention_by_hand():
     assert seconds() == pytest.approx(1e-6 + 2 * 128 * 576 * 256 / 0.5e12, rel=1e-6)
     assert seconds(causal=False) == pytest.approx(1e-6 + 2 * 128 * 1024 * 256 / 0.5e12, rel=1e-6)
     assert seconds(window=256) == pytest.approx(1e-6 + 2 * 128 * 256 * 256 / 0.5e12, rel=1e-6)
+
+
+def test_heads_that_share_keys_are_corrected_by_how_many_do():
+    used = calibration()
+    sharing = Grid(axes=((1.0, 9.0), (1.0, 2.0), (1.0, 2.0)), values="1 1\n1 1\n0.8 0.8\n0.8 0.8")
+    shared = used.model_copy(update={"attention": {"gqa": used.attention["gqa"].model_copy(update={"sharing": sharing})}})
+
+    def seconds(curves, kv_heads):
+        return attention_seconds(
+            1, 4096, 4096, 10, kv_heads, 128, 128, causal=True, window=0, precision="bf16", gpu=GPU, calibration=curves
+        )
+
+    assert seconds(shared, 10) == seconds(used, 10)
+    assert seconds(shared, 2) == pytest.approx(0.9 * seconds(used, 2), rel=1e-12)
 
 
 def test_fp8_jobs_attend_in_bf16():
@@ -156,9 +183,10 @@ def test_products_take_positive_finite_time(m, n, k):
     assert seconds >= 0.9 * 2.0 * m * n * k / gpu.peak["bf16"].value
 
 
-@given(m=st.integers(256, 50_000), n=st.integers(128, 50_000), k=st.integers(128, 50_000))
+# Libraries change tiles with m, so that a few measured products get faster by rows that fill them: up to 5 % off is seen and kept.
+@given(m=st.integers(16, 3125).map(lambda i: 16 * i), n=st.integers(128, 50_000), k=st.integers(128, 50_000))
 def test_twice_the_rows_take_longer(m, n, k):
     gpu = presets.gpu("h100-sxm-80gb")
     used = calibration_for("auto", gpu)
     once, twice = gemm_seconds(np.array([m, 2 * m]), n, k, precision="bf16", gpu=gpu, calibration=used)
-    assert twice > 0.97 * once
+    assert twice > 0.95 * once

@@ -125,7 +125,8 @@ class GemmCurve(Spec):
     launch_s: fixed time; prologue_k: filling and draining of the pipeline in units of k; partial_wave: how much of an
     incomplete last wave is paid (0: its share, 1: a full wave); memory: fraction of the HBM bandwidth; reduction: passes over
     fp32 partial sums for each split of k; power: factor on the efficiency over watts per dense bf16 TFLOP/s, because a card
-    with less power for its peak clocks lower under load; correction: factor on the time over (m, n, k).
+    with less power for its peak clocks lower under load. Factors on the time: correction over (m, n, k); waves over (tiles of
+    128 x 128 for each multiprocessor, k), what the rounding to waves leaves; unaligned over (m, n, k) where m is no multiple of 16.
     """
 
     launch_s: _seconds
@@ -136,19 +137,29 @@ class GemmCurve(Spec):
     reduction: Annotated[float, Field(ge=0, le=100)] = 1.0
     power: Grid | None = None
     correction: Grid | None = None
+    waves: Grid | None = None
+    unaligned: Grid | None = None
     fit: Fit
+
+    @property
+    def plain(self) -> GemmCurve:
+        """The curve without its factors over sizes, which were seen on single products."""
+        return self.model_copy(update={"correction": None, "waves": None, "unaligned": None})
 
 
 class GroupedCurve(Spec):
     """Grouped products: factor on the time of the GEMM curve at the same rows in each group, over (rows, groups).
 
-    routing_s, routing_passes: what the measured MoE operator does beside its products (fixed time; passes over the tokens'
-    hidden states), needed to compare with the tables and left out of grouped_gemm_seconds.
+    Needed to compare with tables of measured MoE operators and left out of grouped_gemm_seconds: routing_s, routing_passes, what
+    the operator does beside its products (fixed time; passes over the tokens' hidden states); typical, the median of inference
+    libraries over the fastest of them, over (rows, groups); ungated, the same for experts without a gate on top, over rows.
     """
 
     factor: Grid
     routing_s: _seconds = 0.0
     routing_passes: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    typical: Grid | None = None
+    ungated: Grid | None = None
     fit: Fit
 
 
@@ -156,7 +167,10 @@ class AttentionCurve(Spec):
     """A fused attention kernel, forward (roofline.attention_seconds says how these enter).
 
     efficiency: fraction of the bf16 peak over head dimension (QK); half_length: cost of starting a block of queries, in keys,
-    over head dimension; block: queries in a block; correction: factor on the time over (batch x heads, queries, head dimension).
+    over head dimension; block: queries in a block; correction: factor on the time over (batch x heads, queries, head dimension);
+    sharing: the same over (heads of a KV head, queries, head dimension). Needed to compare with tables of measured kernels and left
+    out of attention_seconds: typical, the median of inference libraries over that, head dimensions included that few of them tune
+    for, over (batch x heads, queries, head dimension); prompts, the same on top over (tokens, heads).
     """
 
     launch_s: _seconds
@@ -166,6 +180,9 @@ class AttentionCurve(Spec):
     partial_wave: Annotated[float, Field(ge=0, le=1)]
     memory: _fraction
     correction: Grid | None = None
+    sharing: Grid | None = None
+    typical: Grid | None = None
+    prompts: Grid | None = None
     fit: Fit
 
 

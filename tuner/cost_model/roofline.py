@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ELEMENT_BYTES: dict[str, float] = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625}
 _OUTPUT_BYTES = 2.0
 _PARTIAL_BYTES = 8.0  # a partial sum in fp32 is written and read
+WAVE_TILE, ALIGNED = 128, 16
 _MULTIPROCESSORS = 128  # of a card whose sheet does not say: only the rounding to whole waves depends on it
 
 
@@ -92,13 +93,25 @@ def _products(m: Ints, n: Ints, k: Ints, groups: Ints, precision: str, gpu: Gpu,
 
 
 def gemm_seconds(m: Ints, n: Ints, k: Ints, *, precision: str, gpu: Gpu, calibration: Calibration) -> Floats:
-    """Return the seconds of one product (m x k) @ (k x n): products_seconds times the curve's correction at (m, n, k).
+    """Return the seconds of one product (m x k) @ (k x n): products_seconds times the curve's factors at (m, n, k).
 
     Forward, dX and dW of a linear layer are products of the same three sizes in other orders.
     """
     seconds = _products(m, n, k, 1, precision, gpu, calibration)
-    correction = calibration.gemm[DTYPE_OF[precision]].correction
-    return seconds * correction(m, n, k) if correction else seconds
+    return corrected(seconds, m, n, k, curve=calibration.gemm[DTYPE_OF[precision]], sms=multiprocessors(gpu))
+
+
+def corrected(seconds: Floats, m: Ints, n: Ints, k: Ints, *, curve: GemmCurve, sms: int) -> Floats:
+    """Return `seconds` times the curve's factors: correction(m, n, k), waves(w, k) with w = ceil(m/128) ceil(n/128) / S, and
+    where m is no multiple of 16 (rows that vector loads of 8-bit operands cannot split evenly) unaligned(m, n, k).
+    """
+    if curve.correction:
+        seconds = seconds * curve.correction(m, n, k)
+    if curve.waves:
+        seconds = seconds * curve.waves(ceil_div(m, WAVE_TILE) * ceil_div(n, WAVE_TILE) / sms, k)
+    if curve.unaligned:
+        seconds = seconds * np.where(m % ALIGNED == 0, 1.0, curve.unaligned(m, n, k))
+    return seconds
 
 
 def grouped_gemm_seconds(rows: Ints, groups: Ints, n: Ints, k: Ints, *, precision: str, gpu: Gpu, calibration: Calibration) -> Floats:
@@ -161,7 +174,8 @@ def flash_seconds(
     bandwidth: float,
     sms: int,
 ) -> Floats:
-    """Return launch + max(compute, memory), corrected at (batch x heads, q_len, qk_head_dim).
+    """Return launch + max(compute, memory), corrected at (batch x heads, q_len, qk_head_dim) and at (heads/kv_heads, q_len,
+    qk_head_dim): heads that share K and V find them in the L2 cache.
 
     compute: one multiprocessor takes a block of queries of one head, 2 block keys (qk_head_dim + v_head_dim) FLOP, where
     keys = kv_len, or for a causal mask its half and half a block on the diagonal, at most `window`, plus half_length for
@@ -176,7 +190,9 @@ def flash_seconds(
     compute = waves * (keys + curve.half_length(qk_head_dim)) * cost
     moved = 2.0 * batch * width * (q_len * heads + kv_len * kv_heads)
     seconds = curve.launch_s + np.maximum(compute, moved * (1.0 / (bandwidth * curve.memory)))
-    return seconds * curve.correction(batch * heads, q_len, qk_head_dim) if curve.correction else seconds
+    if curve.correction:
+        seconds = seconds * curve.correction(batch * heads, q_len, qk_head_dim)
+    return seconds * curve.sharing(heads / kv_heads, q_len, qk_head_dim) if curve.sharing else seconds
 
 
 def stream_seconds(bytes_: Floats, *, gpu: Gpu, calibration: Calibration, kernels: Ints = 1) -> Floats:

@@ -13,6 +13,9 @@ MOST_REASONS = 8
 
 def validate_text(record: dict[str, Any], page: Page) -> str:
     """Return the scores of a validation's record as tables."""
+    operators = [*table_table(record["tables"], page), *left_out_lines(record["left_out"], page)] if "tables" in record else []
+    if "rows" not in record:
+        return "\n".join(operators)
     summary = record["summary"]
     lines = [f"{len(record['rows']):,} rows scored, {len(record['skipped']):,} skipped", ""]
     lines += error_table(summary, page)
@@ -24,7 +27,31 @@ def validate_text(record: dict[str, Any], page: Page) -> str:
         lines += [*source_table(summary, page), ""]
     lines += wrapped(series_words(summary), page)
     lines += skipped_lines(record["skipped"], page)
-    return "\n".join(lines)
+    return "\n".join([*lines, *([""] if operators else []), *operators])
+
+
+def table_table(tables: list[dict[str, Any]], page: Page) -> list[str]:
+    """Return the errors on tables of measured operators."""
+    if not tables:
+        return ["no table was scored"]
+    return Table(
+        [
+            Column("operator", [t["operator"] for t in tables], left=True),
+            Column("GPU", [t["gpu"] for t in tables], left=True),
+            Column("dtype", [t["dtype"] for t in tables], left=True),
+            Column("rows", [f"{t['n']:,}" for t in tables]),
+            Column("median |error|", [share(t["median_abs_err"]) for t in tables]),
+            Column("90th pct", [share(t["p90_abs_err"]) for t in tables]),
+            Column("median error", [share(t["bias"], sign=True) for t in tables], rank=2),
+            Column("file", [t["file"] for t in tables], left=True, rank=1),
+        ]
+    ).lines(page)
+
+
+def left_out_lines(left_out: list[dict[str, Any]], page: Page) -> list[str]:
+    """Return what of the tables was not scored."""
+    lines = [line for item in left_out for line in wrapped(f"  {item['file']}: {item['why']}", page, indent=4)]
+    return ["", "not scored:", *lines] if left_out else []
 
 
 def share(value: float | None, sign: bool = False) -> str:

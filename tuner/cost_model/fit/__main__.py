@@ -1,4 +1,7 @@
-"""Fit every table of a folder and write the calibrations: pooled.yaml and one file for each GPU."""
+"""Fit every table of a folder and write the calibrations: pooled.yaml and one file for each GPU.
+
+--hold-out and --leave-out print the errors on what was left out of the fit.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from tuner.cost_model.calibration import COLLECTIVES, DTYPES, POOLED, CalibrationFile
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
 from tuner.cost_model.fit import attention, experts, gemm, links, published
-from tuner.cost_model.fit.tables import Table, find_gpu, find_link, named, read
+from tuner.cost_model.fit.score import parts
+from tuner.cost_model.fit.tables import Table, errors, find_gpu, find_link, named, read, split
 from tuner.errors import TunerError, one_problem
 
 # GPUs that another one's curves stand for when they have no table: the same silicon with other clocks, memory or links.
@@ -25,7 +29,6 @@ RELATIVES = {
 # A GPU without a table, and whose curve of each kind it takes: it has B200's tensor cores and clocks, and GB300's faster
 # exponential for attention and slower growth in fp4.
 B300 = "b300-sxm-288gb"
-_MAX_GROUPED_P90 = 0.6  # held-out error beyond which a GPU's own curve says less than the pooled one
 
 
 def load(folder: Path) -> dict[str, list[Table]]:
@@ -40,8 +43,8 @@ def load(folder: Path) -> dict[str, list[Table]]:
     return tables
 
 
-def fit(tables: dict[str, list[Table]]) -> list[CalibrationFile]:
-    """Return the pooled calibration and that of each GPU, relatives' included."""
+def fit(tables: dict[str, list[Table]], *, scored: bool = True) -> list[CalibrationFile]:
+    """Return the pooled calibration and that of each GPU, relatives' included; `scored`: with errors of the slow fits held out."""
     curves: dict[str, dict[str, dict[str, Any]]] = {}
 
     def put(gpu: str, kind: str, key: str, curve: GemmCurve | GroupedCurve | AttentionCurve | CollectiveCurve) -> None:
@@ -55,9 +58,9 @@ def fit(tables: dict[str, list[Table]]) -> list[CalibrationFile]:
     for dtype in DTYPES:
         chosen = [rows for t in tables.get("gemm", []) if len(rows := gemm.select(t, dtype))]
         if chosen:
-            put(POOLED, "gemm", dtype, gemm.fit_pooled(chosen, dtype))
+            put(POOLED, "gemm", dtype, gemm.fit_pooled(chosen, dtype, scored=scored))
         for t in chosen:
-            put(t.gpu, "gemm", dtype, gemm.fit_gpu(t, dtype, curves[POOLED]["gemm"][dtype].power))
+            put(t.gpu, "gemm", dtype, gemm.fit_gpu(t, dtype, curves[POOLED]["gemm"][dtype].power, scored=scored))
         _fit_experts(tables, dtype, curves, put)
     for key, operator, columns in (("gqa", "attention_forward", attention.gqa), ("mla", "mla_forward", attention.mla)):
         attended = [columns(t) for t in tables.get(operator, [])]
@@ -79,13 +82,11 @@ def fit(tables: dict[str, list[Table]]) -> list[CalibrationFile]:
 def _fit_experts(tables: dict[str, list[Table]], dtype: str, curves: dict[str, Any], put: Any) -> None:
     rows = [(t.gpu, experts.select(t, dtype)) for t in tables.get("moe_forward", [])]
     both = [(t, curves[find_gpu(gpu).name]["gemm"][dtype]) for gpu, t in rows if len(t) and dtype in _of(curves, gpu)]
-    plain = [(t, curve.model_copy(update={"correction": None})) for t, curve in both]
+    plain = [(t, curve.plain) for t, curve in both]
     if plain:
         put(POOLED, "grouped", dtype, experts.fit_pooled([t for t, _ in plain], [c for _, c in plain], dtype))
     for t, curve in plain:
-        own = experts.fit_gpu(t, curve, dtype)
-        if (own.fit.held_out_p90 or 0.0) <= _MAX_GROUPED_P90:
-            put(t.gpu, "grouped", dtype, own)
+        put(t.gpu, "grouped", dtype, experts.fit_gpu(t, curve, dtype, curves[POOLED]["grouped"][dtype]))
 
 
 def _of(curves: dict[str, Any], gpu: str) -> dict[str, Any]:
@@ -167,17 +168,68 @@ def write(path: Path, text: str) -> None:
         raise
 
 
+class Layered(NamedTuple):
+    """The curves of one GPU on top of the pooled ones."""
+
+    gemm: dict[str, GemmCurve]
+    grouped: dict[str, GroupedCurve]
+    attention: dict[str, AttentionCurve]
+    collectives: dict[str, CollectiveCurve]
+
+
+def held_out(kept: dict[str, list[Table]], left: list[Table]) -> list[dict[str, Any]]:
+    """Return the errors on the tables `left` of the curves fitted to those `kept`."""
+    files = {file.name: file for file in fit(kept, scored=False)}
+    kinds, rows = Layered._fields, []
+    for table in left:
+        layers = [files[name] for name in (POOLED, find_gpu(table.gpu).name) if name in files]
+        curves = Layered(*({k: v for layer in layers for k, v in getattr(layer, kind).items()} for kind in kinds))
+        for dtype, predicted, measured in parts(table, curves):
+            median, p90 = errors(predicted, measured)
+            rows.append({"gpu": table.gpu, "operator": table.operator, "dtype": dtype, "n": len(measured), "median": median, "p90": p90})
+    return rows
+
+
+def _without(tables: dict[str, list[Table]], gpu: str) -> dict[str, list[Table]]:
+    return {operator: rest for operator, found in tables.items() if (rest := [t for t in found if find_gpu(t.gpu).name != gpu])}
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    for row in sorted(rows, key=lambda r: (r["operator"], r["gpu"], r["dtype"])):
+        print(f"{row['operator']:18} {row['gpu']:10} {row['dtype']:10} n {row['n']:6} median {row['median']:6.1%} p90 {row['p90']:6.1%}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tuner.cost_model.fit", description=__doc__)
     parser.add_argument("tables", type=Path, help="folder with files like gemm_h100_sxm.parquet")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of calibrations")
+    parser.add_argument("-o", "--output", type=Path, help="folder of calibrations to write")
+    parser.add_argument(
+        "--hold-out", type=float, metavar="SHARE", help="print the errors on this share of the shapes of each table, left out of the fit"
+    )
+    parser.add_argument("--leave-out", metavar="GPU", help="print the errors of the pooled curves on this GPU, left out of the fit")
     options = parser.parse_args(arguments)
     try:
-        if not options.output.is_dir():
-            raise one_problem("--output", "", str(options.output), "must be a folder")
-        for file in fit(load(options.tables)):
-            write(options.output / f"{file.name}.yaml", dump(file))
+        if options.output is not None and not options.output.is_dir():
+            raise one_problem("--output", "", str(options.output), "must be a folder", "make it first")
+        if options.hold_out is not None and not 0 < options.hold_out < 1:
+            raise one_problem("--hold-out", "", str(options.hold_out), "must lie between 0 and 1", "0.25 leaves out a quarter")
+        if options.output is None and options.hold_out is None and options.leave_out is None:
+            raise one_problem("--output", "", "", "is missing", "a folder, or --hold-out or --leave-out, which only print errors")
+        tables = load(options.tables)
+        if options.hold_out is not None:
+            pairs = {operator: [split(t, options.hold_out) for t in found] for operator, found in tables.items()}
+            kept = {operator: [rest for rest, _ in found] for operator, found in pairs.items()}
+            _print(held_out(kept, [left for found in pairs.values() for _, left in found]))
+        if options.leave_out is not None:
+            gpu = find_gpu(options.leave_out).name
+            left = [t for found in tables.values() for t in found if find_gpu(t.gpu).name == gpu]
+            if not left:
+                raise one_problem("--leave-out", "", options.leave_out, "has no table", "a GPU of the folder's files")
+            _print(held_out(_without(tables, gpu), left))
+        if options.output is not None:
+            for file in fit(tables):
+                write(options.output / f"{file.name}.yaml", dump(file))
     except TunerError as error:
         print(error, file=sys.stderr)
         return error.exit_code

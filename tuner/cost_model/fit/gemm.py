@@ -6,10 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tuner.arrays import ceil_div
 from tuner.cost_model.curves import Fit, GemmCurve, Grid, Tile
-from tuner.cost_model.fit.lattice import correction, folds, fraction, grid, minimise, positive, round4
+from tuner.cost_model.fit.lattice import Term, corrections, folds, fraction, grid, minimise, positive, round4
 from tuner.cost_model.fit.tables import SOURCE, Table, errors, find_gpu
-from tuner.cost_model.roofline import ELEMENT_BYTES, achievable_peak, multiprocessors, products_seconds, watts_per_teraflop
+from tuner.cost_model.roofline import (
+    ALIGNED,
+    ELEMENT_BYTES,
+    WAVE_TILE,
+    achievable_peak,
+    corrected,
+    multiprocessors,
+    products_seconds,
+    watts_per_teraflop,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,10 +32,24 @@ MENUS = (
     ((128, 256, 1), (128, 128, 1), (128, 128, 2), (128, 128, 6)),
 )
 AXES = (
-    (64.0, 256.0, 1024.0, 4096.0, 32768.0),
-    (256.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0, 65536.0),
-    (128.0, 256.0, 512.0, 1024.0, 2048.0, 8192.0, 16384.0, 65536.0),
+    (64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 32768.0),
+    (256.0, 512.0, 1024.0, 1536.0, 2048.0, 3072.0, 4096.0, 6144.0, 8192.0, 12288.0, 16384.0, 65536.0),
+    (128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0),
 )
+UNALIGNED_AXES = (
+    (64.0, 128.0, 256.0, 512.0, 1024.0, 1536.0, 2048.0, 3072.0, 4096.0),
+    (256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0),
+    (128.0, 512.0, 2048.0, 8192.0, 65536.0),
+)
+# Dense where one wave becomes two or three: there a library's choice of tile shows most.
+WAVES_AXES = (
+    (
+        *(0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95, 1.05, 1.2, 1.4, 1.6, 1.8, 1.95, 2.05, 2.25, 2.5, 2.75, 2.95, 3.05, 3.3, 3.65),
+        *(3.95, 4.05, 4.5, 4.95, 5.1, 5.9, 6.1, 7.0, 8.0, 10.0, 14.0, 20.0, 40.0, 100.0),
+    ),
+    (128.0, 1024.0, 4096.0, 16384.0, 65536.0),
+)
+_SMOOTH = 0.3
 POWER_AXIS = (0.45, 0.56, 0.71, 1.28)  # watts per dense bf16 TFLOP/s: B200, GB300, H100, A100
 SCORED_M = 256
 _SMALLEST_M = 64
@@ -44,7 +68,7 @@ def predict(curve: GemmCurve, table: Table, dtype: str) -> Any:
     rate = achievable_peak(gpu, PRECISION_OF[dtype], curve)
     element = ELEMENT_BYTES[dtype]
     seconds = products_seconds(m, n, k, 1, curve=curve, rate=rate, bandwidth=gpu.hbm.value, sms=multiprocessors(gpu), element=element)
-    return seconds * curve.correction(m, n, k) if curve.correction else seconds
+    return corrected(seconds, m, n, k, curve=curve, sms=multiprocessors(gpu))
 
 
 def _curve(x: Any, menu: Sequence[tuple[int, int, int]], power: Grid | None) -> GemmCurve:
@@ -87,12 +111,18 @@ def _base(tables: Sequence[Table], dtype: str, menu: Sequence[tuple[int, int, in
 def _corrected(curve: GemmCurve, tables: Sequence[Table], dtype: str) -> GemmCurve:
     logs = np.concatenate([np.log(t["seconds"] / predict(curve, t, dtype)) for t in tables])
     columns = [np.concatenate([t[name] for t in tables]) for name in ("m", "n", "k")]
-    weight = np.where(columns[0] >= SCORED_M, 1.0, 0.5)
-    return curve.model_copy(update={"correction": correction(AXES, columns, logs, weight=weight)})
+    tiles = [ceil_div(t["m"], WAVE_TILE) * ceil_div(t["n"], WAVE_TILE) / multiprocessors(find_gpu(t.gpu)) for t in tables]
+    terms = [
+        Term(AXES, columns, _SMOOTH),
+        Term(WAVES_AXES, [np.concatenate(tiles), columns[2]], _SMOOTH),
+        Term(UNALIGNED_AXES, columns, _SMOOTH, columns[0] % ALIGNED != 0),
+    ]
+    made = corrections(terms, logs, weight=np.where(columns[0] >= SCORED_M, 1.0, 0.5))
+    return curve.model_copy(update=dict(zip(("correction", "waves", "unaligned"), made, strict=True)))
 
 
 def _fitted(tables: Sequence[Table], dtype: str, menu: Sequence[tuple[int, int, int]], power: Grid | None, *, pooled: bool) -> GemmCurve:
-    return _corrected(_base(tables, dtype, menu, power, pooled=pooled), tables, dtype)
+    return _corrected(_rounded(_base(tables, dtype, menu, power, pooled=pooled)), tables, dtype)
 
 
 def _scored(curve: GemmCurve, table: Table, dtype: str) -> tuple[Any, Any]:
@@ -100,41 +130,47 @@ def _scored(curve: GemmCurve, table: Table, dtype: str) -> tuple[Any, Any]:
     return predict(curve, rows, dtype), rows["seconds"]
 
 
-def fit_gpu(table: Table, dtype: str, power: Grid | None) -> GemmCurve:
-    """Return the curve of one GPU. Of the menus of tiles the one with the least held-out error is taken."""
+def fit_gpu(table: Table, dtype: str, power: Grid | None, *, scored: bool = True) -> GemmCurve:
+    """Return the curve of one GPU, with its error on (n, k) pairs left out where it is to be `scored`."""
     gpu = find_gpu(table.gpu)
     watts = watts_per_teraflop(gpu)
     own = grid([POWER_AXIS], power.table / power(watts), digits=17) if power and watts else None
+    if not scored:
+        return _best([table], dtype, own)
     part = folds(table["n"], table["k"])
-    best: tuple[float, GemmCurve] | None = None
-    for menu in MENUS:
-        pairs = [
-            _scored(_fitted([table.where(part != i)], dtype, menu, own, pooled=False), table.where(part == i), dtype) for i in range(4)
-        ]
-        median, p90 = errors(np.concatenate([p for p, _ in pairs]), np.concatenate([m for _, m in pairs]))
-        if best is None or median + 0.2 * p90 < best[0]:
-            curve = _rounded(_fitted([table], dtype, menu, own, pooled=False))
-            inside = errors(*_scored(curve, table, dtype))
-            fit = Fit(
-                source=SOURCE,
-                n=int((table["m"] >= SCORED_M).sum()),
-                median=round4(inside[0]),
-                p90=round4(inside[1]),
-                held_out="the (n, k) pairs, a quarter at a time",
-                held_out_median=round4(median),
-                held_out_p90=round4(p90),
-            )
-            best = (median + 0.2 * p90, curve.model_copy(update={"fit": fit}))
-    assert best is not None  # noqa: S101 - MENUS is not empty
-    return best[1]
+    pairs = [_scored(_best([table.where(part != i)], dtype, own), table.where(part == i), dtype) for i in range(4)]
+    median, p90 = errors(np.concatenate([p for p, _ in pairs]), np.concatenate([m for _, m in pairs]))
+    curve = _best([table], dtype, own)
+    inside = errors(*_scored(curve, table, dtype))
+    fit = Fit(
+        source=SOURCE,
+        n=int((table["m"] >= SCORED_M).sum()),
+        median=round4(inside[0]),
+        p90=round4(inside[1]),
+        held_out="the (n, k) pairs, a quarter at a time",
+        held_out_median=round4(median),
+        held_out_p90=round4(p90),
+    )
+    return curve.model_copy(update={"fit": fit})
 
 
-def fit_pooled(tables: Sequence[Table], dtype: str) -> GemmCurve:
+def _best(tables: Sequence[Table], dtype: str, power: Grid | None) -> GemmCurve:
+    """Return the curve with the menu of tiles that is nearest before any factor over sizes."""
+    bases = [_base(tables, dtype, menu, power, pooled=False) for menu in MENUS]
+
+    def error(curve: GemmCurve) -> float:
+        median, p90 = errors(*_scored(curve, tables[0], dtype))
+        return median + 0.2 * p90
+
+    return _corrected(_rounded(min(bases, key=error)), tables, dtype)
+
+
+def fit_pooled(tables: Sequence[Table], dtype: str, *, scored: bool = True) -> GemmCurve:
     """Return the curve of all GPUs together; its held-out error is that of each GPU by the others."""
     pooled = len(tables) > 3
-    curve = _rounded(_fitted(tables, dtype, MENUS[0], None, pooled=pooled))
+    curve = _fitted(tables, dtype, MENUS[0], None, pooled=pooled)
     inside = [_scored(curve, t, dtype) for t in tables]
-    left = [(t, [other for other in tables if other is not t]) for t in tables] if len(tables) > 1 else []
+    left = [(t, [other for other in tables if other is not t]) for t in tables] if scored and len(tables) > 1 else []
     outside = [_scored(_fitted(rest, dtype, MENUS[0], None, pooled=pooled), t, dtype) for t, rest in left]
     fit = _pooled_fit(inside, outside)
     return curve.model_copy(update={"fit": fit})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -83,21 +83,40 @@ def _roughness(axes: Sequence[Sequence[float]], smooth: float) -> Any:
 def correction(
     axes: Sequence[Sequence[float]], columns: Sequence[Any], logs: Any, *, smooth: float = 2.0, ridge: float = 0.3, weight: Any = 1.0
 ) -> Grid:
-    """Return the factor whose log is nearest to `logs` at `columns`, smooth between breakpoints and near 1 where rows are few.
+    """Return the factor whose log is nearest to `logs` at `columns`, smooth between breakpoints and near 1 where rows are few."""
+    return corrections([Term(axes, columns, smooth)], logs, ridge=ridge, weight=weight)[0]
 
-    Minimises sum w (A x - logs)^2 + smooth^2 |second differences|^2 + ridge^2 |x|^2, with w falling for outliers.
+
+class Term(NamedTuple):
+    """One of several factors that multiply: its lattice, the columns it is over, its smoothness, and the rows it acts on."""
+
+    axes: Sequence[Sequence[float]]
+    columns: Sequence[Any]
+    smooth: float
+    mask: Any = None
+
+
+def corrections(terms: Sequence[Term], logs: Any, *, ridge: float = 0.3, weight: Any = 1.0, most: float = 1.0) -> list[Grid]:
+    """Return the factors whose logs sum to what is nearest to `logs`, each smooth on its lattice and near 1 where rows are few; no
+    log is beyond `most`.
+
+    Minimises sum w (A x - logs)^2 + sum smooth^2 |second differences|^2 + ridge^2 |x|^2, with w falling for outliers.
     """
-    from scipy import sparse
-    from scipy.sparse.linalg import spsolve
+    from scipy import linalg, sparse
 
-    matrix = _design(axes, columns)
-    penalty = _roughness(axes, smooth)
-    fixed = penalty.T @ penalty + sparse.eye(matrix.shape[1]) * ridge**2
+    parts = [_design(term.axes, term.columns) for term in terms]
+    parts = [p if t.mask is None else sparse.diags(t.mask * 1.0) @ p for t, p in zip(terms, parts, strict=True)]
+    matrix = sparse.hstack(parts).tocsr()
+    penalty = sparse.block_diag([_roughness(term.axes, term.smooth) for term in terms])
+    fixed = (penalty.T @ penalty).toarray() + np.eye(matrix.shape[1]) * ridge**2
     solution = np.zeros(matrix.shape[1])
     for _ in range(8):
         w = weight / np.sqrt(1.0 + ((logs - matrix @ solution) / OUTLIER) ** 2)
-        solution = spsolve((matrix.T @ sparse.diags(w * np.ones(len(logs))) @ matrix + fixed).tocsc(), matrix.T @ (w * logs))
-    return grid(axes, np.exp(np.clip(solution, -1.0, 1.0)))
+        square = (matrix.T @ sparse.diags(w * np.ones(len(logs))) @ matrix).toarray() + fixed
+        solution = linalg.solve(square, matrix.T @ (w * logs), assume_a="pos")
+    ends = np.cumsum([part.shape[1] for part in parts])[:-1]
+    pieces = np.split(np.exp(np.clip(solution, -most, most)), ends)
+    return [grid(term.axes, piece) for term, piece in zip(terms, pieces, strict=True)]
 
 
 def grid(axes: Sequence[Sequence[float]], values: Any, digits: int = 4) -> Grid:

@@ -20,13 +20,14 @@ MEMBERS = (2.0, 4.0, 8.0)
 LARGEST_DOMAIN = 72.0
 BYTES = tuple(float(2**i) for i in (16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30))
 SCORED_BYTES = 1e6
+_FEWEST = 6  # rows that say something of a size: the efficiencies between them are smooth
 _MONOTONE = 0.998  # room for the four digits that are written
 
 
 def select(table: Table, op: str) -> Table:
     """Return the rows of one collective with their bytes; message_size counts elements."""
     t = table.where(np.array([OP_OF.get(name) == op for name in table["op_name"]]))
-    size = t["message_size"] * np.array([ELEMENT_BYTES[name] for name in t["nccl_dtype"]])
+    size = t["message_size"] * np.array([ELEMENT_BYTES.get(name, 2) for name in t["nccl_dtype"]])
     half = t["nccl_dtype"] == "half"
     return Table(operator="nccl", gpu=t.gpu, columns={"members": t["num_gpus"], "bytes": size, "half": half, "seconds": t["seconds"]})
 
@@ -65,7 +66,7 @@ def _fitted(tables: Sequence[tuple[Table, float]], op: str) -> CollectiveCurve:
     latency, efficiency = [], []
     for members in MEMBERS:
         rows = [(t.where(t["members"] == members), link) for t, link in tables]
-        made = [_one_size(t, op, link) for t, link in rows if len(t) > len(BYTES)]
+        made = [_one_size(t, op, link) for t, link in rows if len(t) >= _FEWEST]
         latency.append(np.median([a for a, _ in made]) if made else np.nan)
         efficiency.append(np.median([b for _, b in made], axis=0) if made else np.full(len(BYTES), np.nan))
     return _curve(np.array(latency), np.array(efficiency))
@@ -76,6 +77,8 @@ def _curve(latency: Any, efficiency: Any) -> CollectiveCurve:
     one below and the latency that grows as between the two before. Beyond eight the latency grows by as much for each
     doubling as from four to eight.
     """
+    first = int(np.argmax(~np.isnan(latency)))
+    latency[:first], efficiency[:first] = latency[first], efficiency[first]
     for i in range(1, len(MEMBERS)):
         if np.isnan(latency[i]):
             latency[i] = latency[i - 1] * (latency[i - 1] / latency[i - 2] if i > 1 else 1.5)

@@ -9,7 +9,7 @@ import numpy as np
 from tuner.cost_model.curves import Fit, GemmCurve
 from tuner.cost_model.fit.gemm import PRECISION_OF
 from tuner.cost_model.fit.lattice import grid, round4
-from tuner.cost_model.roofline import ELEMENT_BYTES, achievable_peak, multiprocessors, products_seconds, watts_per_teraflop
+from tuner.cost_model.roofline import ELEMENT_BYTES, achievable_peak, corrected, multiprocessors, products_seconds, watts_per_teraflop
 
 if TYPE_CHECKING:
     from tuner.cluster import Gpu
@@ -74,8 +74,8 @@ def scaled(curve: GemmCurve, gpu: Gpu, dtype: str, best: float, source: str) -> 
             sms=multiprocessors(gpu),
             element=ELEMENT_BYTES[dtype],
         )
-        corrected = seconds * trial.correction(m, n, k) if trial.correction else seconds
-        return float((2.0 * m * n * k / corrected).max() / 1e12)
+        seconds = corrected(seconds, m, n, k, curve=trial, sms=multiprocessors(gpu))
+        return float((2.0 * m * n * k / seconds).max() / 1e12)
 
     for _ in range(4):
         factor = best / rate(curve)

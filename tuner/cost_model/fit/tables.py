@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 OPERATORS = ("gemm", "attention_forward", "mla_forward", "moe_forward", "nccl")
 SOURCE = "silicon database of ai-dynamo/aiconfigurator (Apache-2.0, commit 095f58a51)"
 
-# Which of a row's kernels is taken. The MLA and MoE rows mix kernels that training would not run (paths for short prompts,
-# untuned Triton) with the ones it would, so there the fastest stands for it.
+# Which of a row's kernels the formulas for training are fitted to (`seconds`). The MLA and MoE rows mix kernels that training would
+# not run (paths for short prompts, untuned Triton) with the ones it would, so there the fastest stands for it, and a factor
+# `typical` leads to the median (`median`), which every table is scored against.
 BASIS = {"gemm": "median", "attention_forward": "median", "mla_forward": "fastest", "moe_forward": "fastest", "nccl": "median"}
+
+LARGEST = 1e12  # of any size in a table
 
 # Columns that a table of each operator must have, beside median_ms and fastest_ms.
 COLUMNS = {
@@ -44,7 +47,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One operator on one GPU: equally long columns, `seconds` among them."""
+    """One operator on one GPU: equally long columns, `seconds` and `median` among them."""
 
     operator: str
     gpu: str
@@ -59,6 +62,25 @@ class Table:
     def where(self, mask: Any) -> Table:
         """Return the rows that `mask` selects."""
         return Table(operator=self.operator, gpu=self.gpu, columns={name: column[mask] for name, column in self.columns.items()})
+
+
+# Rows with equal values of these are held out of a fit together: they are what a table that is kept back would have of its own.
+KEYS = {
+    "gemm": ("n", "k"),
+    "attention_forward": ("num_heads", "num_key_value_heads"),
+    "mla_forward": ("num_heads", "batch_size"),
+    "moe_forward": ("hidden_size", "inter_size", "topk", "num_experts"),
+    "nccl": ("op_name", "nccl_dtype", "num_gpus", "message_size"),
+}
+
+
+def split(table: Table, share: float) -> tuple[Table, Table]:
+    """Return a table's rows without and with the random `share` of its keys; the draw is always the same."""
+    keys = np.stack([np.unique(table[name], return_inverse=True)[1] for name in KEYS[table.operator]])
+    of_row = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    count = int(of_row.max(initial=-1)) + 1
+    left = (np.random.default_rng(1).permutation(count) < round(share * count))[of_row]
+    return table.where(~left), table.where(left)
 
 
 def named(stem: str) -> tuple[str, str] | None:
@@ -79,23 +101,32 @@ def read(path: Path, operator: str, gpu: str) -> Table:
     try:
         loaded = parquet.read_table(path)
     except FileNotFoundError:
-        raise one_problem(str(path), "", "", "no such file") from None
+        raise one_problem(str(path), "", path.name, "no such file", "check the path") from None
     except (ArrowException, OSError) as error:
-        raise one_problem(str(path), "", "", f"is not a Parquet file: {str(error)[:100]}") from None
+        raise one_problem(str(path), "", "", f"is not a Parquet file: {str(error)[:100]}", "write it with pyarrow") from None
     wanted = (*COLUMNS[operator], "median_ms", "fastest_ms")
     missing = [name for name in wanted if name not in loaded.column_names]
     if missing:
-        raise one_problem(str(path), missing[0], "", f"a table of {operator} needs this column")
+        raise one_problem(str(path), missing[0], "", f"a table of {operator} needs this column", f"columns: {', '.join(wanted)}")
     columns = {name: np.asarray(loaded[name].to_pylist()) for name in wanted}
     for name in wanted:
-        if columns[name].dtype.kind not in ("U" if name.endswith(("dtype", "op_name")) else "iuf"):
-            raise one_problem(
-                str(path), name, "", "must be text" if name.endswith(("dtype", "op_name")) else "must be numbers without gaps"
-            )
+        _check(path, name, columns[name])
     times = {"median": columns.pop("median_ms") / 1e3, "fastest": columns.pop("fastest_ms") / 1e3}
-    columns["seconds"] = times[BASIS[operator]]
+    columns |= {"seconds": times[BASIS[operator]], "median": times["median"]}
     table = Table(operator=operator, gpu=gpu, columns=columns)
-    return table.where(np.isfinite(columns["seconds"]) & (columns["seconds"] > 0))
+    timed = [np.isfinite(columns[name]) & (columns[name] > 0) for name in ("seconds", "median")]
+    return table.where(timed[0] & timed[1])
+
+
+def _check(path: Path, name: str, column: Any) -> None:
+    text = name.endswith(("dtype", "op_name"))
+    if len(column) and column.dtype.kind not in ("U" if text else "iuf"):
+        raise one_problem(str(path), name, "", "must be text" if text else "must be numbers without gaps", "write the column again")
+    if not text and not name.endswith("_ms"):
+        wrong = ~(np.isfinite(column * 1.0) & (column * 1.0 >= 1) & (column * 1.0 <= LARGEST))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise one_problem(str(path), name, str(column[row]), f"must lie between 1 and {LARGEST:.0e} (row {row})", "correct or drop it")
 
 
 @lru_cache(maxsize=64)
