@@ -76,6 +76,7 @@ def calibration(*, gemm: GemmCurve | None = None, latency: Grid = ZERO_LATENCY, 
     grouped = GroupedCurve(factor=Grid(axes=((1.0, 2.0), (1.0, 2.0)), values="2 2 2 2"), fit=FIT)
     return Calibration(
         kernel=START,
+        memory_kernel=START,
         name="flat",
         coefficients={n: Coefficient(value=v, prior=v, words="by hand", source="default") for n, v in values.items()},
         gemm=dict.fromkeys(("bfloat16", "fp8", "fp8_block", "nvfp4"), curve),

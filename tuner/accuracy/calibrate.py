@@ -202,11 +202,13 @@ def spread_of(runs: Runs) -> float:
     return float(np.median(np.abs(runs.log_error - np.median(runs.log_error))))
 
 
-def with_kernel(prior: str, kernel: Kernel) -> str:
-    """Return the text of prior.yaml with another kernel at its end."""
-    head = prior[: prior.index("\nkernel:")] if "\nkernel:" in prior else prior.rstrip()
-    block = [f"  {name}: {value}" for name, value in kernel.model_dump().items()]
-    return "\n".join([head.rstrip(), "kernel:", *block]) + "\n"
+def with_kernel(prior: str, kernel: Kernel, name: str = "kernel") -> str:
+    """Return the text of prior.yaml with another kernel of this name, at its end; those of other names stay."""
+    head, _, rest = prior.partition(f"\n{name}:\n")
+    lines = rest.splitlines()
+    after = next((i for i, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
+    block = [f"  {key}: {value}" for key, value in kernel.model_dump().items()]
+    return "\n".join([head.rstrip(), *lines[after:], f"{name}:", *block]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -227,8 +229,8 @@ def main(arguments: list[str] | None = None) -> int:
             written[done.framework] = done
     texts, kernel = calibrate(frameworks, written)
     for name in frameworks:
-        _put(options.out / f"{name}.yaml", texts.get(name, ""))
-    _put(options.out / "prior.yaml", with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel))
+        put(options.out / f"{name}.yaml", texts.get(name, ""))
+    put(options.out / "prior.yaml", with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel))
     return 0
 
 
@@ -242,7 +244,8 @@ def _judged_of(rows: tuple[Path, ...], framework: str) -> Written:
     return judged(framework, _steps_of(rows)[framework])
 
 
-def _put(path: Path, text: str) -> None:
+def put(path: Path, text: str) -> None:
+    """Write a file whole or not at all; an empty text removes it."""
     if not text:
         path.unlink(missing_ok=True)
         return

@@ -8,24 +8,37 @@ these files alone: they hold other coefficients than its own.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from tuner.accuracy.calibrate import fitted_lines, grouped, put, step_of, tell, with_kernel
 from tuner.accuracy.rows import read_files
-from tuner.cost_model.calibration import MEMORY, calibration_for
-from tuner.cost_model.fit.memory import Fitted, fit_memory
+from tuner.cost_model.calibration import MEMORY, CalibrationFile, calibration_for, layered
+from tuner.cost_model.estimate import estimate
+from tuner.cost_model.fit.memory import LEAST_SPREAD, SPREAD, Fitted, fit_memory
+from tuner.cost_model.fit.residuals import Grouped, fit_kernel
+from tuner.cost_model.memory import NORMAL_90, stage_memory
+from tuner.cost_model.residual import Kernel, runs_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from tuner.cost_model.calibration import Calibration
+    from tuner.cost_model.calibration import Calibration, Override
+    from tuner.cost_model.fit.coefficients import Step
     from tuner.job import Job
     from tuner.measurement import Measurement
 
 FEWEST_ROWS = 20
 FEWEST_MODELS = 2
+FEWEST_OF_RUNS = 10
+FEWEST_SERIES = 3
+LEAST_SHARE = 0.1  # of what the model says is allocated: a figure below it is no figure of this run
 
 
 def rows_by_framework(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
@@ -40,6 +53,42 @@ def rows_by_framework(measurements: Iterable[Measurement]) -> dict[str, list[Mea
         if len(own) >= FEWEST_ROWS and len({row.job.model.name for row in own}) >= FEWEST_MODELS:
             chosen[framework] = own
     return chosen
+
+
+def runs_of(rows: Sequence[Measurement], coefficients: dict[str, Override]) -> tuple[list[Step], Grouped] | None:
+    """Return the rows with a memory figure as steps and as runs with the log errors that `coefficients` leave in what is allocated, or
+    None where there are too few series to leave one out.
+    """
+    figures = [row for row in rows if row.memory_bytes is not None]
+    over = CalibrationFile(name="fitted", coefficients=coefficients)
+    steps, errors = [], []
+    for row in figures:
+        used = layered(_base(row.job), over)
+        microbatches = row.plan.microbatches(row.job.gpus, row.job.global_batch)
+        memory = stage_memory(row.job, row.plan, used, microbatches, estimate(row.job, row.plan, used).worst_stage)
+        beyond = getattr(memory, row.memory_kind) - memory.allocated
+        left = max((row.memory_bytes or 0.0) - float(beyond), LEAST_SHARE * float(memory.allocated))
+        steps.append(step_of(row))
+        errors.append(math.log(left / float(memory.allocated)))
+    if len(figures) < FEWEST_OF_RUNS or len({step.series for step in steps}) < FEWEST_SERIES:
+        return None
+    return steps, grouped(steps, np.array(errors))
+
+
+def with_runs(framework: str, fitted: Fitted, steps: Sequence[Step], of: Grouped, kernel: Kernel) -> str:
+    """Return the YAML of a calibration file with the runs, and with the spread that series left out have around the others."""
+    told = tell(kernel, of)
+    off = np.abs(told.held.mean - of.runs.log_error)
+    spread = round(max(float(np.quantile(off, 0.9)) / NORMAL_90, LEAST_SPREAD), 3)
+    known = fitted.overrides[SPREAD].model_copy(update={"value": spread, "source": fitted.overrides[SPREAD].source + ", series left out"})
+    text = text_of(framework, dataclasses.replace(fitted, overrides=fitted.overrides | {SPREAD: known}))
+    lines = runs_text(fitted_lines(steps, told.runs)).splitlines()
+    worth = (
+        f"# Runs of series left out, told by the others: {100 * np.median(np.expm1(off)):.1f} % off (median), "
+        f"{100 * np.quantile(np.expm1(off), 0.9):.1f} % (90th percentile)."
+    )
+    head, rest = text.split("\n", 1)
+    return "\n".join([head, worth, rest.rstrip(), "measured_memory:", "  runs: |", *(f"    {line}" for line in lines)]) + "\n"
 
 
 def text_of(framework: str, fitted: Fitted) -> str:
@@ -69,22 +118,25 @@ def main(arguments: list[str] | None = None) -> int:
     """Fit every framework of the files and write what helps."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="+", type=Path)
-    parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--only", help="one framework")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="a folder with a prior.yaml")
     options = parser.parse_args(arguments)
     measurements, _ = read_files(options.rows)
+    found: dict[str, tuple[Fitted, tuple[list[Step], Grouped] | None]] = {}
     for framework, rows in rows_by_framework(measurements).items():
-        if options.only not in (None, framework):
-            continue
         origin = ", ".join(sorted({"-".join(row.id.split("-")[:2]) for row in rows}))
         fitted = fit_memory(rows, _base, f"memory of runs: {origin}")
-        path = options.out / f"{framework}{MEMORY}.yaml"
         if not fitted.helps and fitted.errors is None:
-            sys.stderr.write(f"{path.stem}: declined, held-out models came out no better\n")
-            path.unlink(missing_ok=True)
+            sys.stderr.write(f"{framework}{MEMORY}: declined, held-out models came out no better\n")
+            (options.out / f"{framework}{MEMORY}.yaml").unlink(missing_ok=True)
             continue
-        sys.stderr.write(text_of(framework, fitted))
-        path.write_text(text_of(framework, fitted), encoding="utf-8")
+        found[framework] = fitted, runs_of(rows, fitted.overrides)
+    kernel = fit_kernel({name: runs[1] for name, (_, runs) in found.items() if runs})
+    for framework, (fitted, runs) in found.items():
+        text = with_runs(framework, fitted, *runs, kernel) if runs else text_of(framework, fitted)
+        sys.stderr.write("".join(line + "\n" for line in text.splitlines() if line.startswith("#")))
+        put(options.out / f"{framework}{MEMORY}.yaml", text)
+    prior = options.out / "prior.yaml"
+    put(prior, with_kernel(prior.read_text(encoding="utf-8"), kernel, "memory_kernel"))
     return 0
 
 

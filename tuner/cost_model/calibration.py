@@ -81,7 +81,9 @@ class Calibration(Spec):
     attention: dict[str, AttentionCurve]
     collectives: dict[str, CollectiveCurve]
     kernel: Kernel
+    memory_kernel: Kernel
     measured: MeasuredRuns | None = None
+    measured_memory: MeasuredRuns | None = None
 
     @field_validator("gemm", "grouped")
     @classmethod
@@ -98,8 +100,13 @@ class Calibration(Spec):
 
     @cached_property
     def residual(self) -> Residual | None:
-        """What measured runs say of the model's error; None where the calibration has none."""
+        """What measured runs say of the error in step time; None where the calibration has none."""
         return None if self.measured is None else Residual(self.kernel, self.measured)
+
+    @cached_property
+    def memory_residual(self) -> Residual | None:
+        """What measured runs say of the error in memory; None where the calibration has none."""
+        return None if self.measured_memory is None else Residual(self.memory_kernel, self.measured_memory)
 
     @cached_property
     def hash(self) -> str:
@@ -145,6 +152,7 @@ class CalibrationFile(Spec):
     attention: dict[str, AttentionCurve] = Field(default_factory=dict)
     collectives: dict[str, CollectiveCurve] = Field(default_factory=dict)
     measured: MeasuredRuns | None = None
+    measured_memory: MeasuredRuns | None = None
 
 
 class _Registered(Spec):
@@ -162,12 +170,13 @@ class _Registered(Spec):
 
 class PriorFile(Spec):
     """configs/calibrations/prior.yaml: the registry of scalar coefficients (a new name is an entry there and nothing else) and the
-    kernel of the residual process.
+    kernels of the residual processes of step time and memory.
     """
 
     name: Name
     coefficients: dict[str, _Registered]
     kernel: Kernel
+    memory_kernel: Kernel
 
 
 def from_prior(prior: PriorFile, pooled: CalibrationFile) -> Calibration:
@@ -190,6 +199,7 @@ def from_prior(prior: PriorFile, pooled: CalibrationFile) -> Calibration:
         layers=(prior.name, pooled.name),
         coefficients=coefficients,
         kernel=prior.kernel,
+        memory_kernel=prior.memory_kernel,
         gemm=pooled.gemm,
         grouped=pooled.grouped,
         attention=pooled.attention,
@@ -228,6 +238,7 @@ def layered(base: Calibration, over: CalibrationFile) -> Calibration:
             "attention": {**base.attention, **over.attention},
             "collectives": {**base.collectives, **over.collectives},
             "measured": over.measured or base.measured,
+            "measured_memory": over.measured_memory or base.measured_memory,
         }
     )
 
@@ -253,7 +264,7 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
         for over in _matching(folder, gpu, (framework, *relatives), release):
             base = layered(base, over)
         # a relative's coefficients stand in; its runs say nothing of this framework's own
-        return base if base.framework == framework else base.model_copy(update={"measured": None})
+        return base if base.framework == framework else base.model_copy(update={"measured": None, "measured_memory": None})
     path = folder / f"{text}.yaml"
     if not _NAME.fullmatch(text) or not path.is_file():
         path = Path(text)

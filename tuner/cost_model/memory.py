@@ -7,6 +7,7 @@ the optimizer's step, when they are gone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import numpy as np
 from tuner.arrays import Floats, Ints, leaves, term
 from tuner.cost_model.activations import layer_activations
 from tuner.cost_model.pipeline import StageLayers, in_flight, stage_layers
+from tuner.cost_model.residual import correction
 from tuner.cost_model.shard import fully_recomputed, groups, shard
 from tuner.cost_model.weights import Weights, adapter_weights, layer_weights, shards, stage_weights
 from tuner.cost_model.work import E
@@ -49,11 +51,12 @@ class Memory:
     fragmentation: Floats = term("B", "reserved by the allocator but not allocated", SEEN)
     communicators: Floats = term("B", "buffers of the communicators", SEEN)
     context: Floats = term("B", "device context and libraries", SEEN)
+    residual: Floats = term("B", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
 
     @property
     def allocated(self) -> Floats:
         """Bytes of tensors at the peak: what an allocator's peak counter shows."""
-        return (self.weights + self.gradients + self.optimizer) + self.workspace + self.working
+        return (self.weights + self.gradients + self.optimizer) + self.workspace + self.working + self.residual
 
     @property
     def working(self) -> Floats:
@@ -84,13 +87,16 @@ def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: I
         freed = activations + (peak + logits) + gathered
         step = np.maximum(_optimizer_temporaries(job, plan, calibration, held) - freed, 0.0)
     tensors = Memory(**state, activations=activations, recompute_peak=peak, logits=logits, gathered=gathered, optimizer_step=step)
-    return replace(
+    memory = replace(
         tensors,
         workspace=calibration["workspace_bytes"],
         fragmentation=tensors.working * (calibration["fragmentation"] - 1.0),
         communicators=_communicators(job, plan) * calibration["nccl_group_bytes"],
         context=calibration["context_bytes"],
     )
+    if calibration.memory_residual is None:
+        return memory
+    return replace(memory, residual=memory.allocated * (correction(job, plan, calibration.memory_residual) - 1.0))
 
 
 def _state(job: Job, plan: Plan, calibration: Calibration, held: Weights, stage: Ints) -> dict[str, Floats]:
@@ -240,8 +246,9 @@ def out_of_memory_probability(job: Job, device_bytes: Floats, calibration: Calib
     """Return the probability that a rank needing `device_bytes` by the model runs out: the logarithm of the need is uncertain by
     oom_margin_spread (the standard deviation of measured over predicted memory), the capacity is what the driver reports.
     """
-    excess = np.log(np.maximum(device_bytes, 1.0) / job.cluster.gpu.memory.value)
-    return np.interp(excess / calibration["oom_margin_spread"], _DEVIATIONS, _BELOW)
+    spread = calibration["oom_margin_spread"]
+    shares = [math.exp(spread * deviations) for deviations in _DEVIATIONS]
+    return np.interp(device_bytes / job.cluster.gpu.memory.value, shares, _BELOW)
 
 
 def largest_term(memory: Memory) -> str:
