@@ -101,6 +101,8 @@ def _multilinear(table: Any, lows: list[Any], weights: list[Any]) -> Any:
         far = table[i + 1, j] * (1.0 - v) + table[i + 1, j + 1] * v
         return near * (1.0 - u) + far * u
     (i, j, k), (u, v, w) = lows, weights
+    if np.ndim(k) == 0:  # one number: the same sums on the small table
+        return _multilinear(table[:, :, k] * (1.0 - w) + table[:, :, k + 1] * w, lows[:2], weights[:2])
     near = (table[i, j, k] * (1.0 - w) + table[i, j, k + 1] * w) * (1.0 - v)
     near = near + (table[i, j + 1, k] * (1.0 - w) + table[i, j + 1, k + 1] * w) * v
     far = (table[i + 1, j, k] * (1.0 - w) + table[i + 1, j, k + 1] * w) * (1.0 - v)

@@ -109,8 +109,9 @@ def corrected(seconds: Floats, m: Ints, n: Ints, k: Ints, *, curve: GemmCurve, s
         seconds = seconds * curve.correction(m, n, k)
     if curve.waves:
         seconds = seconds * curve.waves(ceil_div(m, WAVE_TILE) * ceil_div(n, WAVE_TILE) / sms, k)
-    if curve.unaligned:
-        seconds = seconds * np.where(m % ALIGNED == 0, 1.0, curve.unaligned(m, n, k))
+    rest = m % ALIGNED
+    if curve.unaligned and np.any(rest):  # the factor is 1 elsewhere, and m is a multiple nearly always
+        seconds = seconds * np.where(rest == 0, 1.0, curve.unaligned(m, n, k))
     return seconds
 
 
