@@ -1,11 +1,12 @@
 """How wrong the model is on published rows: tables by source, GPU, precision or kind, and the worst rows.
 
     python benchmarks/accuracy.py published/*.jsonl [--calibration none|auto|NAME|FILE] [--by source|gpu|precision|framework|release|kind]
-        [--worst 10] [--ids PREFIX] [--terms] [--series] [--markdown] [--json] [--write README.md]
+        [--left series|model|source] [--worst 10] [--ids PREFIX] [--terms] [--series] [--markdown] [--json] [--write README.md]
 
-Errors of time count pretraining rows that their publisher did not supersede. `ran out` and `fits` say how many rows of each outcome
-were predicted right. `--write FILE` puts what `tuner validate` says of these rows, with calibration auto and with none, between the
-`<!-- accuracy -->` marks of FILE.
+`--left` shows each row as foretold by a calibration that has not seen its series, its model or its source. Errors of time count
+pretraining rows that their publisher did not supersede. `ran out` and `fits` say how many rows of each outcome were predicted right.
+`--write FILE` puts what `tuner validate --cross` says of these rows, beside calibration auto and none, between the `<!-- accuracy -->`
+marks of FILE, and the scores of each source with its series left out between its `<!-- sources -->` marks, if it has them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tuner.accuracy import validate as v
+from tuner.accuracy.cross import LEFT, told_without
 from tuner.arrays import leaves
 from tuner.cost_model.estimate import estimate
 from tuner.errors import TunerError
@@ -130,38 +132,35 @@ def describe(item: v.Scored, calibration: Any, *, terms: bool) -> None:
         print("       " + "  ".join(f"{name} {float(value):.3f}" for name, value in leaves(step).items()))
 
 
-MARKS = ("<!-- accuracy -->", "<!-- /accuracy -->")
+def marks(name: str) -> tuple[str, str]:
+    """Return what stands around a block of a document."""
+    return f"<!-- {name} -->", f"<!-- /{name} -->"
 
 
-def summary_table(documents: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the summaries of `tuner validate` as Markdown, a column for each calibration."""
+def summary_table(summaries: dict[str, dict[str, Any]]) -> list[str]:
+    """Return summaries of `tuner validate` as Markdown, a column each."""
 
     def row(name: str, cell: Callable[[dict[str, Any]], str]) -> str:
-        return " | ".join([f"| {name}", *(cell(each["summary"]) for each in documents.values())]) + " |"
+        return " | ".join([f"| {name}", *(cell(each) for each in summaries.values())]) + " |"
 
-    def errors(kind: str, name: str) -> list[str]:
-        return [
-            row(f"{name}: runs", lambda s: f"{s[kind]['n']:,}"),
-            row(
-                f"{name}: median error, 90th percentile",
-                lambda s: f"{percent(s[kind]['median_abs_err'])}, {percent(s[kind]['p90_abs_err'])}",
-            ),
-            row(f"{name}: mean error with its sign", lambda s: percent(s[kind]["bias"])),
-            row(f"{name}: inside the 90 % range", lambda s: percent(s[kind]["coverage90"])),
-        ]
+    def errors(kind: str) -> Callable[[dict[str, Any]], str]:
+        return lambda s: f"{percent(s[kind]['median_abs_err'])}, {percent(s[kind]['p90_abs_err'])}"
 
     def share(right: str, wrong: str) -> Callable[[dict[str, Any]], str]:
         return lambda s: f"{s['fit'][right]:,} of {s['fit'][right] + s['fit'][wrong]:,}"
 
     return [
-        "| | " + " | ".join(f"`--calibration {name}`" for name in documents) + " |",
-        "|---|" + "---|" * len(documents),
-        *errors("time", "step time"),
-        *errors("memory", "memory"),
+        "| | " + " | ".join(summaries) + " |",
+        "|---|" + "---|" * len(summaries),
+        row("step time: median error, 90th percentile", errors("time")),
+        row("without nanotron's sweep", errors("clean_time")),
+        row("inside the 90 % range", lambda s: percent(s["time"]["coverage90"])),
+        row("half of that range (median), without nanotron", lambda s: percent(s["clean_time"]["half_width90"])),
+        row("order of layouts: Kendall's tau", lambda s: number(s["mean_kendall_tau"])),
+        row("regret: predicted fastest against fastest", lambda s: percent(s["mean_regret"])),
+        row("memory: median error, 90th percentile", errors("memory")),
         row("runs that fitted, predicted to fit", share("true_fit", "false_oom")),
         row("runs out of memory, predicted so", share("true_oom", "false_fit")),
-        row("order of layouts: series, Kendall's tau", lambda s: f"{len(s['series'])}, {number(s['mean_kendall_tau'])}"),
-        row("regret: predicted fastest against fastest", lambda s: percent(s["mean_regret"])),
     ]
 
 
@@ -170,26 +169,56 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def write_block(path: Path, lines: Sequence[str]) -> None:
-    """Put lines between the marks of a file. Exits when it has not both marks, once each and in order."""
+def write_block(path: Path, name: str, lines: Sequence[str]) -> None:
+    """Put lines between the marks of a block. Exits when the file has not both marks, once each and in order."""
     text = path.read_text(encoding="utf-8")
-    first, last = MARKS
+    first, last = marks(name)
     if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
         sys.exit(f"{path}: must hold {first} and then {last}, once each")
     before, after = text[: text.index(first) + len(first)], text[text.index(last) :]
     path.write_text("\n".join([before, *lines, after]), encoding="utf-8")
 
 
-def write_summary(path: Path, files: Sequence[Path]) -> None:
-    """Write what `tuner validate` says of these files into the accuracy block of a document."""
-    documents = {}
-    for name in ("auto", "none"):
-        scored, skipped = v.score_files(list(files), name)
-        documents[name] = v.document(scored, skipped)
-    scored_rows, left_out = (len(documents["auto"][part]) for part in ("rows", "skipped"))
-    write_block(
-        path, [f"{scored_rows:,} public runs scored, {left_out:,} skipped (they do not state enough).", "", *summary_table(documents)]
+def clean(item: v.Scored) -> bool:
+    """Whether a row is of a source whose levels mean something: nanotron's sweep has two kinds of runs under one name."""
+    return item.row.source != "nanotron_ultrascale"
+
+
+def scores_of(items: Sequence[v.Scored]) -> dict[str, Any]:
+    """Return the summary of rows, with the errors of time of the clean ones."""
+    return v.summary(items) | {"clean_time": v.time_errors(i for i in items if v.counts(i) and clean(i))}
+
+
+HEADINGS = {
+    "series": "told without its series",
+    "model": "without its model",
+    "source": "without its source",
+    "auto": "with all (`auto`)",
+    "none": "data sheets (`none`)",
+}
+
+
+def blocks(files: Sequence[Path]) -> dict[str, list[str]]:
+    """Return the blocks of a document by name: what `tuner validate --cross` says of these files."""
+    scored, skipped = v.score_files(list(files), "auto")
+    told: dict[str, list[v.Scored]] = {**told_without(scored, v.calibrations("auto"))}
+    told |= {"auto": scored, "none": v.score_files(list(files), "none")[0]}
+    timed, series = v.time_errors(i for i in scored if v.counts(i))["n"], len(v.series_of(scored))
+    head = (
+        f"{len(scored):,} public runs scored ({timed:,} step times, {series} series of layouts), {len(skipped):,} skipped (they do not "
+        "state enough)."
     )
+    table = summary_table({heading: scores_of(told[name]) for name, heading in HEADINGS.items()})
+    sources = [" | ".join(("|", *row)).replace("|  |", "|", 1) + " |" for row in ((*HEAD,), *lines(told["series"], "source"))]
+    return {"accuracy": [head, "", *table], "sources": [sources[0], "|" + "---|" * len(HEAD), *sources[1:]]}
+
+
+def write_summary(path: Path, files: Sequence[Path]) -> None:
+    """Write the blocks of a document that it has marks for; it must have the first."""
+    made = blocks(files)
+    write_block(path, "accuracy", made["accuracy"])
+    if marks("sources")[0] in path.read_text(encoding="utf-8"):
+        write_block(path, "sources", made["sources"])
 
 
 def main() -> None:
@@ -198,6 +227,7 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--calibration", default="auto")
     parser.add_argument("--by", choices=GROUPS, default="source")
+    parser.add_argument("--left", choices=LEFT, help="foretell each row without what it names")
     parser.add_argument("--worst", type=int, default=0, metavar="N")
     parser.add_argument("--ids", default=None, metavar="PREFIX", help="only rows whose id starts so; prints each")
     parser.add_argument("--terms", action="store_true", help="with --worst or --ids: the parts of the step")
@@ -217,6 +247,8 @@ def main() -> None:
         scored, skipped = v.score_files(args.files, args.calibration)
     except TunerError as error:
         sys.exit(str(error))
+    if args.left is not None:
+        scored = told_without(scored, v.calibrations(args.calibration))[args.left]
     seconds = time.perf_counter() - started
     calibration = v.calibrations(args.calibration)
     if args.ids is not None:

@@ -21,7 +21,7 @@ from tuner.load import load_file
 from tuner.search.space import SpaceSpec
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-VERBS = ("search", "estimate", "explain", "presets", "validate", "doctor")
+VERBS = ("search", "estimate", "explain", "presets", "validate", "calibrate", "doctor")
 
 
 def blocks(path: Path) -> list[str]:
@@ -99,7 +99,7 @@ def test_the_accuracy_table_goes_between_its_marks(tmp_path: Path) -> None:
     assert text.startswith("before\n<!-- accuracy -->\n1 public runs scored")
     assert text.endswith("<!-- /accuracy -->\nafter\n")
     assert "old" not in text
-    assert text.count("| step time: runs | 1 | 1 |") == 1
+    assert text.count("| step time: median error, 90th percentile | ") == 1
     said = tuner.validate(rows).record()["summary"]["time"]["median_abs_err"]
     assert f"{100 * said:.1f}%" in text
     document.write_text("no marks")

@@ -21,6 +21,7 @@ from tuner.accuracy.calibrate import fitted_lines, grouped, put, step_of, tell, 
 from tuner.accuracy.rows import read_files
 from tuner.cost_model.calibration import MEMORY, CalibrationFile, calibration_for, layered
 from tuner.cost_model.estimate import estimate
+from tuner.cost_model.fit.coefficients import CLEARLY, WORST
 from tuner.cost_model.fit.memory import LEAST_SPREAD, SPREAD, Fitted, fit_memory
 from tuner.cost_model.fit.residuals import Grouped, fit_kernel
 from tuner.cost_model.memory import NORMAL_90, stage_memory
@@ -76,9 +77,13 @@ def runs_of(rows: Sequence[Measurement], coefficients: dict[str, Override]) -> t
 
 
 def with_runs(framework: str, fitted: Fitted, steps: Sequence[Step], of: Grouped, kernel: Kernel) -> str:
-    """Return the YAML of a calibration file with the runs, and with the spread that series left out have around the others."""
+    """Return the YAML of a calibration file with the runs, and with the spread that series left out have around the others; without
+    them where series left out come out no better.
+    """
     told = tell(kernel, of)
-    off = np.abs(told.held.mean - of.runs.log_error)
+    off, before = np.abs(told.held.mean - of.runs.log_error), np.abs(of.runs.log_error)
+    if np.median(off) >= np.median(before) or np.mean(np.minimum(off, WORST)) >= CLEARLY * np.mean(np.minimum(before, WORST)):
+        return text_of(framework, fitted)
     spread = round(max(float(np.quantile(off, 0.9)) / NORMAL_90, LEAST_SPREAD), 3)
     known = fitted.overrides[SPREAD].model_copy(update={"value": spread, "source": fitted.overrides[SPREAD].source + ", series left out"})
     text = text_of(framework, dataclasses.replace(fitted, overrides=fitted.overrides | {SPREAD: known}))
