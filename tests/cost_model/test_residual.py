@@ -160,8 +160,8 @@ def test_an_estimate_has_the_correction_as_a_term() -> None:
     before, after = estimate(job, plan, bare), estimate(job, plan, learned)
     factor = math.exp(PRIOR / (PRIOR + 0.01) * 0.2)
     assert float(after.step_s) == pytest.approx(float(before.step_s) * factor)
-    assert float(after.step.residual) == pytest.approx(float(before.step_s) * (factor - 1))
-    assert float(before.step.residual) == 0.0
+    assert float(after.step.measured_runs) == pytest.approx(float(before.step_s) * (factor - 1))
+    assert float(before.step.measured_runs) == 0.0
     assert float(after.high_s / after.step_s) == pytest.approx(float(after.step_s / after.low_s))
     assert after.calibration != before.calibration
 

@@ -37,7 +37,7 @@ class StepTime:
     optimizer: Floats = term("s", "gradient norm and update", "bytes of Adam's state / HBM bandwidth")
     fixed: Floats = term("s", "what a step costs whatever its size", "calibration: step_fixed_s")
     jitter: Floats = term("s", "stragglers", "calibration: jitter_per_doubling x log2(GPUs)")
-    residual: Floats = term("s", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
+    measured_runs: Floats = term("s", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +123,11 @@ def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints
         optimizer=optimizer,
         fixed=fixed,
         jitter=((steady + bubble) + ((dp_comm + reduce) + (optimizer + fixed))) * jitter,
-        residual=0.0,
+        measured_runs=0.0,
     )
     if calibration.residual is None:
         return step, slowest_stage
-    return dataclasses.replace(step, residual=total(step) * (correction(job, plan, calibration.residual) - 1.0)), slowest_stage
+    return dataclasses.replace(step, measured_runs=total(step) * (correction(job, plan, calibration.residual) - 1.0)), slowest_stage
 
 
 def spread(job: Job, plan: Plan, calibration: Calibration) -> Floats:

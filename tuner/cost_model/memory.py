@@ -51,12 +51,12 @@ class Memory:
     fragmentation: Floats = term("B", "reserved by the allocator but not allocated", SEEN)
     communicators: Floats = term("B", "buffers of the communicators", SEEN)
     context: Floats = term("B", "device context and libraries", SEEN)
-    residual: Floats = term("B", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
+    measured_runs: Floats = term("B", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
 
     @property
     def allocated(self) -> Floats:
         """Bytes of tensors at the peak: what an allocator's peak counter shows."""
-        return (self.weights + self.gradients + self.optimizer) + self.workspace + self.working + self.residual
+        return (self.weights + self.gradients + self.optimizer) + self.workspace + self.working + self.measured_runs
 
     @property
     def working(self) -> Floats:
@@ -96,7 +96,7 @@ def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: I
     )
     if calibration.memory_residual is None:
         return memory
-    return replace(memory, residual=memory.allocated * (correction(job, plan, calibration.memory_residual) - 1.0))
+    return replace(memory, measured_runs=memory.allocated * (correction(job, plan, calibration.memory_residual) - 1.0))
 
 
 def _state(job: Job, plan: Plan, calibration: Calibration, held: Weights, stage: Ints) -> dict[str, Floats]:

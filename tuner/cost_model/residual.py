@@ -162,7 +162,7 @@ def read_runs(text: str) -> Runs:
         ids=tuple(row["id"] for row in rows),
         gpu=np.array([row["gpu"] for row in rows]),
         release=np.array([row["release"] for row in rows]),
-        precision=np.array([row["precision"] for row in rows]),
+        precision=np.array([_width(row["precision"]) for row in rows]),
         job=np.stack(_job_axes(*(numbers[name] for name in JOB_COLUMNS)), axis=-1),
         knobs=np.stack([_coordinates(fields[name], at) for name, at in KNOBS], axis=-1),
         log_error=numbers["log_error"],
@@ -170,6 +170,11 @@ def read_runs(text: str) -> Runs:
         weight=numbers["weight"],
         reach=numbers["reach"],
     )
+
+
+def _width(precision: str) -> str:
+    """Return a precision, the two 16-bit ones as one: they run at the same speed."""
+    return "bf16" if precision == "fp16" else precision
 
 
 def _number(text: str | None, row: int, name: str) -> float:
@@ -251,7 +256,7 @@ def _to_runs(residual: Residual, job: Job) -> Shared:
     """Return what a job shares with each run, (n,) each."""
     runs, gpu = residual.solved.runs, job.cluster.gpu
     on_gpu = 1.0 * np.isin(runs.gpu, [gpu.name, *gpu.aliases])
-    release, precision = 1.0 * (runs.release == job.release), 1.0 * (runs.precision == job.precision)
+    release, precision = 1.0 * (runs.release == job.release), 1.0 * (runs.precision == _width(job.precision))
     return _shared(residual.kernel, on_gpu, release, precision, ((runs.job - job_features(job)) ** 2).sum(axis=-1))
 
 
@@ -335,7 +340,7 @@ def _noise_near(residual: Residual, job: Job) -> tuple[float, float]:
     runs, gpu = residual.solved.runs, job.cluster.gpu
     squared = ((runs.job - job_features(job)) ** 2).sum(axis=-1)
     weight = np.exp(-np.minimum(squared - squared.min(), 600.0) / (2.0 * NOISE_REACH))
-    weight = weight * np.where(np.isin(runs.gpu, [gpu.name, *gpu.aliases]), 1.0, 0.1) * np.where(runs.precision == job.precision, 1.0, 0.3)
+    weight = weight * np.where(np.isin(runs.gpu, [gpu.name, *gpu.aliases]), 1.0, 0.1) * np.where(runs.precision == _width(job.precision), 1.0, 0.3)
     weight = weight / weight.sum()
     return math.exp(float(np.sum(weight * np.log(runs.noise)))), math.exp(float(np.sum(weight * np.log(runs.reach))))
 

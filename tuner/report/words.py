@@ -32,6 +32,8 @@ def probability(value: float) -> str:
 
 def seconds(value: float) -> str:
     """Return seconds with three digits: 21.3 s, 0.42 s, 13.2 ms."""
+    if value < 0:
+        return f"-{seconds(-value)}"
     if value >= 100:
         return f"{value:,.0f} s"
     if value >= 0.1 or value == 0:
