@@ -6,7 +6,7 @@ Sizes are columns (a number or an array that broadcasts); results are seconds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -109,10 +109,15 @@ def corrected(seconds: Floats, m: Ints, n: Ints, k: Ints, *, curve: GemmCurve, s
         seconds = seconds * curve.correction(m, n, k)
     if curve.waves:
         seconds = seconds * curve.waves(ceil_div(m, WAVE_TILE) * ceil_div(n, WAVE_TILE) / sms, k)
+    return seconds * _unaligned(curve, m, n, k)
+
+
+def _unaligned(curve: GemmCurve, m: Any, n: Any, k: Any) -> Any:
+    """Return the factor of rows that ALIGNED does not divide, 1 elsewhere; m is a multiple nearly always, and then nothing is looked up."""
     rest = m % ALIGNED
-    if curve.unaligned and np.any(rest):  # the factor is 1 elsewhere, and m is a multiple nearly always
-        seconds = seconds * np.where(rest == 0, 1.0, curve.unaligned(m, n, k))
-    return seconds
+    if not curve.unaligned or not np.any(rest):
+        return 1.0
+    return np.where(rest == 0, 1.0, curve.unaligned(m, n, k))
 
 
 def grouped_gemm_seconds(rows: Ints, groups: Ints, n: Ints, k: Ints, *, precision: str, gpu: Gpu, calibration: Calibration) -> Floats:
