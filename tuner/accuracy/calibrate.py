@@ -9,6 +9,7 @@ a plan. The kernel of that process is one for all frameworks and stands at the e
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections import defaultdict
@@ -21,7 +22,7 @@ import numpy as np
 
 from tuner.accuracy.rows import read_files
 from tuner.cost_model.calibration import CalibrationFile, Override, calibration_for, layered
-from tuner.cost_model.fit.coefficients import Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
+from tuner.cost_model.fit.coefficients import CLEARLY, MOST_SPREAD, WORST, Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
 from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
 from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
 from tuner.load import load_spec, load_yaml
@@ -82,12 +83,22 @@ def judged(framework: str, steps: Sequence[Step]) -> Written:
         return Written(framework, {}, (), f"{framework}: {len(steps)} rows, too few for coefficients")
     change = f"{framework}: {len(steps)} rows, {fitted.before[0]:.3f} -> {fitted.after[0]:.3f} held out"
     if not fitted.helps:
-        return Written(framework, {}, (), f"{change}, coefficients declined: held-out jobs came out no better, or not clearly")
+        words = "coefficients declined: held-out jobs came out no better, or not clearly"
+        return Written(framework, as_it_is(fitted), (f"# {words.capitalize()}; how far off the model is without.",), f"{change}, {words}")
     comment = (
         f"# Coefficients on jobs held out: median |log error| {fitted.before[0]:.3f} -> {fitted.after[0]:.3f}, "
         f"90th percentile {fitted.before[1]:.3f} -> {fitted.after[1]:.3f}."
     )
     return Written(framework, fitted.overrides, (comment,), f"{change}, written")
+
+
+def as_it_is(fitted: Fitted) -> dict[str, Override]:
+    """Return the spread that the model has on a framework's jobs with nothing fitted, where enough of them say so."""
+    known = fitted.overrides["time_spread_90"]
+    if known.n < FEWEST_FOR_KERNEL:
+        return {}
+    spread = min(math.expm1(fitted.before[1]), MOST_SPREAD)
+    return {"time_spread_90": Override(value=round(spread, 3), source=known.source.replace(", jobs held out", ""), n=known.n)}
 
 
 def kept(folder: Path, framework: str) -> Written:
@@ -159,6 +170,13 @@ def text_of(written: Written, measured: MeasuredRuns | None, gpus: Sequence[str]
     return "\n".join(lines) + "\n"
 
 
+def runs_help(log_error: Any, told: Any) -> bool:
+    """Whether series left out come out clearly better told by the other runs (median no worse, bounded mean clearly better)."""
+    before, after = np.abs(log_error), np.abs(told - log_error)
+    clearly = np.mean(np.minimum(after, WORST)) < CLEARLY * np.mean(np.minimum(before, WORST))
+    return bool(np.median(after) < np.median(before) and clearly)
+
+
 def errors_comment(of: Grouped, told: Told) -> str:
     """Return the comment that says how far left-out series are off."""
     off = np.abs(np.expm1(told.held.mean - of.runs.log_error))
@@ -182,7 +200,11 @@ def calibrate(
         measured, comment = None, ""
         if name in ready:
             told = tell(kernel, ready[name])
-            measured, comment = MeasuredRuns(runs=runs_text(fitted_lines(by_job(steps), told.runs))), errors_comment(ready[name], told)
+            comment = errors_comment(ready[name], told)
+            if runs_help(ready[name].runs.log_error, told.held.mean):
+                measured = MeasuredRuns(runs=runs_text(fitted_lines(by_job(steps), told.runs)))
+            else:
+                comment += " Without them it is no worse, so they are left out."
         if measured is not None or written[name].coefficients:
             gpus = list(dict.fromkeys(step.job.cluster.gpu.name for step in steps))
             texts[name] = text_of(written[name], measured, gpus, comment)

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.accuracy.calibrate import fitted_lines, grouped, put, step_of, tell, with_kernel
+from tuner.accuracy.calibrate import fitted_lines, grouped, put, runs_help, step_of, tell, with_kernel
 from tuner.accuracy.rows import read_files
 from tuner.cost_model.calibration import MEMORY, CalibrationFile, calibration_for, layered
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.fit.coefficients import CLEARLY, WORST
 from tuner.cost_model.fit.memory import LEAST_SPREAD, SPREAD, Fitted, fit_memory
 from tuner.cost_model.fit.residuals import Grouped, fit_kernel
 from tuner.cost_model.memory import NORMAL_90, stage_memory
@@ -81,8 +80,8 @@ def with_runs(framework: str, fitted: Fitted, steps: Sequence[Step], of: Grouped
     them where series left out come out no better.
     """
     told = tell(kernel, of)
-    off, before = np.abs(told.held.mean - of.runs.log_error), np.abs(of.runs.log_error)
-    if np.median(off) >= np.median(before) or np.mean(np.minimum(off, WORST)) >= CLEARLY * np.mean(np.minimum(before, WORST)):
+    off = np.abs(told.held.mean - of.runs.log_error)
+    if not runs_help(of.runs.log_error, told.held.mean):
         return text_of(framework, fitted)
     spread = round(max(float(np.quantile(off, 0.9)) / NORMAL_90, LEAST_SPREAD), 3)
     known = fitted.overrides[SPREAD].model_copy(update={"value": spread, "source": fitted.overrides[SPREAD].source + ", series left out"})

@@ -340,7 +340,11 @@ def _noise_near(residual: Residual, job: Job) -> tuple[float, float]:
     runs, gpu = residual.solved.runs, job.cluster.gpu
     squared = ((runs.job - job_features(job)) ** 2).sum(axis=-1)
     weight = np.exp(-np.minimum(squared - squared.min(), 600.0) / (2.0 * NOISE_REACH))
-    weight = weight * np.where(np.isin(runs.gpu, [gpu.name, *gpu.aliases]), 1.0, 0.1) * np.where(runs.precision == _width(job.precision), 1.0, 0.3)
+    weight = (
+        weight
+        * np.where(np.isin(runs.gpu, [gpu.name, *gpu.aliases]), 1.0, 0.1)
+        * np.where(runs.precision == _width(job.precision), 1.0, 0.3)
+    )
     weight = weight / weight.sum()
     return math.exp(float(np.sum(weight * np.log(runs.noise)))), math.exp(float(np.sum(weight * np.log(runs.reach))))
 

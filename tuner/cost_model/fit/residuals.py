@@ -44,6 +44,7 @@ START = Kernel(
 START_NOISE = 0.06
 DOUBT = 1.0
 FREEDOM = 10.0
+HEAVY = 2.0  # degrees of freedom where the noise of runs is sought, among which some are broken
 ROUNDS = 2
 SWEEPS = 2
 
@@ -71,11 +72,11 @@ def subset(runs: Runs, which: Any) -> Runs:
     return Runs(ids=tuple(np.array(ids)[which].tolist()), **{name: column[which] for name, column in columns.items()})
 
 
-def surprise(kernel: Kernel, runs: Runs, groups: Any) -> float:
+def surprise(kernel: Kernel, runs: Runs, groups: Any, freedom: float = FREEDOM) -> float:
     """Return minus the log density of the runs, each told by the runs of other groups, up to a constant."""
     held = _held_out(np.linalg.inv(covariance(kernel, runs) + np.diag(runs.variance)), runs, groups)
     z = (np.clip(runs.log_error, -WORST, WORST) - held.mean) / held.deviation
-    return float(np.sum(0.5 * (FREEDOM + 1.0) * np.log1p(z * z / FREEDOM) + np.log(held.deviation)))
+    return float(np.sum(0.5 * (freedom + 1.0) * np.log1p(z * z / freedom) + np.log(held.deviation)))
 
 
 def fit_kernel(frameworks: Mapping[str, Grouped]) -> Kernel:
@@ -86,7 +87,7 @@ def fit_kernel(frameworks: Mapping[str, Grouped]) -> Kernel:
     names, kernel = list(Kernel.model_fields), START
     start = np.log([getattr(START, name) for name in names])
     for _ in range(ROUNDS):
-        noisy = [of._replace(runs=fit_noise(kernel, of)) for of in drawn.values()]
+        noisy = [of._replace(runs=fit_noise(kernel, of, FREEDOM)) for of in drawn.values()]
 
         def shared(theta: Any, noisy: Sequence[Grouped] = noisy) -> float:
             tried = Kernel(**dict(zip(names, np.exp(theta).tolist(), strict=True)))
@@ -98,9 +99,9 @@ def fit_kernel(frameworks: Mapping[str, Grouped]) -> Kernel:
     return kernel
 
 
-def fit_noise(kernel: Kernel, of: Grouped) -> Runs:
-    """Return the runs with the noise of each source that foretells left-out series best; few runs leave it near START_NOISE. Sources of
-    fewer than FEWEST_OF_SOURCE runs share one.
+def fit_noise(kernel: Kernel, of: Grouped, freedom: float = HEAVY) -> Runs:
+    """Return the runs with the noise of each source that foretells left-out series best; with HEAVY tails broken runs are weighed down
+    before. Few runs leave it near START_NOISE. Sources of fewer than FEWEST_OF_SOURCE runs share one.
     """
     from scipy.optimize import minimize_scalar
 
@@ -113,7 +114,8 @@ def fit_noise(kernel: Kernel, of: Grouped) -> Runs:
             def cost(log_noise: float, name: str = name) -> float:
                 tried = found | {name: math.exp(log_noise)}
                 doubted = 0.5 * ((log_noise - math.log(START_NOISE)) / DOUBT) ** 2
-                return surprise(kernel, drawn.runs._replace(noise=np.array([tried[of] for of in own.tolist()])), drawn.series) + doubted
+                runs = drawn.runs._replace(noise=np.array([tried[of] for of in own.tolist()]))
+                return surprise(kernel, weighed(kernel, runs) if freedom == HEAVY else runs, drawn.series, freedom) + doubted
 
             best = minimize_scalar(cost, bounds=(-5.5, 0.5), method="bounded", options={"xatol": 0.05})
             found[name] = float(f"{math.exp(best.x):.3g}")
