@@ -90,7 +90,7 @@ def labels(report: str) -> list[str]:
 
 def test_the_accuracy_table_goes_between_its_marks(tmp_path: Path) -> None:
     document, rows = tmp_path / "page.md", tmp_path / "rows.jsonl"
-    document.write_text("before\n<!-- accuracy -->\nold\n<!-- /accuracy -->\nafter\n")
+    document.write_text("before\n<!-- accuracy -->\nstale\n<!-- /accuracy -->\nafter\n")
     rows.write_text(json.dumps(ROW) + "\n")
     script = [sys.executable, str(ROOT / "benchmarks/accuracy.py"), "--write", str(document), str(rows)]
     for _ in range(2):  # again: the block is replaced
@@ -98,7 +98,7 @@ def test_the_accuracy_table_goes_between_its_marks(tmp_path: Path) -> None:
     text = document.read_text()
     assert text.startswith("before\n<!-- accuracy -->\n1 public runs scored")
     assert text.endswith("<!-- /accuracy -->\nafter\n")
-    assert "old" not in text
+    assert "stale" not in text
     assert text.count("| step time: median error, 90th percentile | ") == 1
     said = tuner.validate(rows).record()["summary"]["time"]["median_abs_err"]
     assert f"{100 * said:.1f}%" in text

@@ -124,9 +124,6 @@ WRONG_FIT = {
 WRONG_ORDER = {
     "flagperf-llama1-7b-paddle-a100x8-40g/tp2pp4>tp2-zero1": "x1.03 observed, x0.95 predicted: the bubble is seen, what sharding costs not",
     "flagperf-llama1-7b-paddle-a100x8-40g/tp2pp4>tp2-zero2": "x1.03 observed, x0.95 predicted: the bubble is seen, what sharding costs not",
-    "bigscience-181b-a100x384-pp6-vs-pp12/pp12-mbs4>pp6-mbs2": "x1.06 observed, x0.94 predicted: 12-15 ms a layer lost in these runs",
-    "bigscience-181b-a100x384-pp6-vs-pp12/pp12-mbs4>pp6-mbs1": "x1.13 observed, x0.99 predicted: as above",
-    "bigscience-181b-a100x384-pp6-vs-pp12/pp12-mbs2>pp6-mbs1": "x1.04 observed, x0.99 predicted: as above",
 }
 WRONG_SPEED = {
     "modelzoo-qwen3-30b-8xb200/1": "5,400 tokens/s/GPU (7 % MFU) observed, 21,000 predicted; GB200 in 8 bits: 23,000 (NVIDIA)",

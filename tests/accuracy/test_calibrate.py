@@ -86,7 +86,8 @@ def test_nothing_is_written_where_too_little_is_known() -> None:
 
 def test_coefficients_that_gain_nothing_are_declined() -> None:
     fitted = judged("megatron-lm", steps())
-    assert fitted.coefficients == {}
+    assert list(fitted.coefficients) == ["time_spread_90"]  # how far off the model is as it is
+    assert fitted.coefficients["time_spread_90"].value < 0.02
     assert "declined" in fitted.verdict
 
 
@@ -120,22 +121,21 @@ def test_the_kernel_stands_at_the_end_of_the_prior() -> None:
     assert with_kernel(again, START) == again
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_the_command_writes_a_folder(tmp_path: Path, keep: bool) -> None:
-    """Rows as they come, in; a file and the kernel out. Twice the same."""
+def test_the_command_writes_a_folder(tmp_path: Path) -> None:
+    """Rows as they come, in; a file and the kernel out. With the coefficients kept, the same again."""
     folder = configs_dir() / "calibrations"
     (tmp_path / "prior.yaml").write_text((folder / "prior.yaml").read_text())
     rows = tmp_path / "small.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in published("zero_bubble")))
-    arguments = [str(rows), "-o", str(tmp_path), *(["--keep-coefficients"] if keep else [])]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in published("internevo")))
+    arguments = [str(rows), "-o", str(tmp_path)]
     assert main(arguments) == 0
-    first = (tmp_path / "megatron-lm-zero-bubble.yaml").read_text()
-    assert ("coefficients:" in first) is not keep
-    assert main([*arguments, "--only", "megatron-lm-zero-bubble"]) == 0
-    assert (tmp_path / "megatron-lm-zero-bubble.yaml").read_text() == first
-    loaded = load_spec(CalibrationFile, load_yaml(tmp_path / "megatron-lm-zero-bubble.yaml"), "made")
+    first = (tmp_path / "internevo.yaml").read_text()
+    loaded = load_spec(CalibrationFile, load_yaml(tmp_path / "internevo.yaml"), "made")
+    assert loaded.coefficients["gemm_sustained"].n == 42
     assert loaded.measured is not None
     assert "kernel:" in (tmp_path / "prior.yaml").read_text()
+    assert main([*arguments, "--keep-coefficients"]) == 0
+    assert (tmp_path / "internevo.yaml").read_text() == first
 
 
 def test_memory_files_are_written_where_rows_say_something(tmp_path) -> None:

@@ -186,3 +186,12 @@ def test_runs_are_read_and_wrong_ones_refused() -> None:
 
 def test_every_knob_is_a_field_of_a_plan() -> None:
     assert {name for name, _ in KNOBS} <= {field.name for field in dataclasses.fields(Plan)}
+
+
+def test_a_copy_keeps_nothing_derived_from_what_it_changes() -> None:
+    job = gpt_job()
+    learned = calibration_of(job, "none").model_copy(update={"measured": MeasuredRuns(runs=runs_text([line(0.2)]))})
+    assert learned.residual is not None
+    bare = learned.model_copy(update={"measured": None})
+    assert bare.residual is None
+    assert bare.hash != learned.hash

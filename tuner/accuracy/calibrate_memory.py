@@ -13,7 +13,7 @@ import math
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,9 +27,9 @@ from tuner.cost_model.memory import NORMAL_90, stage_memory
 from tuner.cost_model.residual import Kernel, runs_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from tuner.cost_model.calibration import Calibration, Override
+    from tuner.cost_model.calibration import Calibration
     from tuner.cost_model.fit.coefficients import Step
     from tuner.job import Job
     from tuner.measurement import Measurement
@@ -55,24 +55,24 @@ def rows_by_framework(measurements: Iterable[Measurement]) -> dict[str, list[Mea
     return chosen
 
 
-def runs_of(rows: Sequence[Measurement], coefficients: dict[str, Override]) -> tuple[list[Step], Grouped] | None:
-    """Return the rows with a memory figure as steps and as runs with the log errors that `coefficients` leave in what is allocated, or
-    None where there are too few series to leave one out.
+def runs_of(rows: Sequence[Measurement], calibration_of: Callable[[Job], Calibration]) -> tuple[list[Step], Grouped, Any] | None:
+    """Return the rows with a memory figure as steps and as runs with the log errors in what is allocated, and the bytes of each that its
+    figure counts beyond that; None where there are too few series to leave one out. The calibrations must have no memory runs.
     """
     figures = [row for row in rows if row.memory_bytes is not None]
-    over = CalibrationFile(name="fitted", coefficients=coefficients)
-    steps, errors = [], []
+    steps, errors, others = [], [], []
     for row in figures:
-        used = layered(_base(row.job), over)
+        used = calibration_of(row.job)
         microbatches = row.plan.microbatches(row.job.gpus, row.job.global_batch)
         memory = stage_memory(row.job, row.plan, used, microbatches, estimate(row.job, row.plan, used).worst_stage)
-        beyond = getattr(memory, row.memory_kind) - memory.allocated
-        left = max((row.memory_bytes or 0.0) - float(beyond), LEAST_SHARE * float(memory.allocated))
+        allocated = float(memory.allocated)
+        beyond = float(getattr(memory, row.memory_kind)) - allocated
         steps.append(step_of(row))
-        errors.append(math.log(left / float(memory.allocated)))
+        errors.append(math.log(max((row.memory_bytes or 0.0) - beyond, LEAST_SHARE * allocated) / allocated))
+        others.append(beyond)
     if len(figures) < FEWEST_OF_RUNS or len({step.series for step in steps}) < FEWEST_SERIES:
         return None
-    return steps, grouped(steps, np.array(errors))
+    return steps, grouped(steps, np.array(errors)), np.array(others)
 
 
 def with_runs(framework: str, fitted: Fitted, steps: Sequence[Step], of: Grouped, kernel: Kernel) -> str:
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-o", "--out", type=Path, required=True, help="a folder with a prior.yaml")
     options = parser.parse_args(arguments)
     measurements, _ = read_files(options.rows)
-    found: dict[str, tuple[Fitted, tuple[list[Step], Grouped] | None]] = {}
+    found: dict[str, tuple[Fitted, tuple[list[Step], Grouped, Any] | None]] = {}
     for framework, rows in rows_by_framework(measurements).items():
         origin = ", ".join(sorted({"-".join(row.id.split("-")[:2]) for row in rows}))
         fitted = fit_memory(rows, _base, f"memory of runs: {origin}")
@@ -133,10 +133,11 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"{framework}{MEMORY}: declined, held-out models came out no better\n")
             (options.out / f"{framework}{MEMORY}.yaml").unlink(missing_ok=True)
             continue
-        found[framework] = fitted, runs_of(rows, fitted.overrides)
+        over = CalibrationFile(name="fitted", coefficients=fitted.overrides)
+        found[framework] = fitted, runs_of(rows, lambda job, over=over: layered(_base(job), over))  # type: ignore[misc]
     kernel = fit_kernel({name: runs[1] for name, (_, runs) in found.items() if runs})
     for framework, (fitted, runs) in found.items():
-        text = with_runs(framework, fitted, *runs, kernel) if runs else text_of(framework, fitted)
+        text = with_runs(framework, fitted, runs[0], runs[1], kernel) if runs else text_of(framework, fitted)
         sys.stderr.write("".join(line + "\n" for line in text.splitlines() if line.startswith("#")))
         put(options.out / f"{framework}{MEMORY}.yaml", text)
     prior = options.out / "prior.yaml"

@@ -1,8 +1,8 @@
 """`tuner validate --cross`: each row predicted from a calibration that has not seen its series, its model or its source.
 
 A framework's coefficients are refitted without the rows left out by iterating the same robust, prior-held least squares on the model's
-derivative at the shipped coefficients, and the residual process forgets the rows in closed form. Held as they are: the hardware's
-curves, the kernel, each framework's noise and reach90 (a few numbers over hundreds of rows).
+derivative at the shipped coefficients, and the residual process forgets the rows in closed form; so does that of memory, whose
+coefficients stay. Held as they are too: the hardware's curves, the kernels, and each source's noise and reach.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, grouped, step_of, tell
+from tuner.accuracy.calibrate_memory import runs_of
 from tuner.cost_model.calibration import calibration_for
 from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, log_errors, tables_of
-from tuner.cost_model.fit.residuals import WORST, without
+from tuner.cost_model.fit.residuals import WORST, held_out, without
 from tuner.cost_model.residual import covariance
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ def told_without(
         fitted = linearised(items, calibration_of)
         for left in LEFT:
             told[left].update(_told(fitted, left))
+    memory = _memory_told(scored, calibration_of)
+    for left, found in memory.items():
+        for item in scored:
+            if item.row.id in found:
+                said = told[left].get(item.row.id, item.said)
+                told[left][item.row.id] = said._replace(memory_bytes=found[item.row.id])
     return {left: [dataclasses.replace(i, said=told[left].get(i.row.id, i.said)) for i in scored] for left in LEFT}
 
 
@@ -150,3 +157,24 @@ def _process(of: Linearised) -> tuple[Any, Runs] | None:
     kernel = of.calibration.kernel
     runs = tell(kernel, grouped(of.steps, of.fitted)).runs
     return np.linalg.inv(covariance(kernel, runs) + np.diag(runs.variance)), runs
+
+
+def _memory_told(scored: Sequence[Scored], calibration_of: Callable[[Job], Calibration]) -> dict[Left, dict[str, float]]:
+    """Return the bytes of rows with a memory figure whose framework has memory runs, each told without what it leaves out."""
+    by_framework: dict[str, list[Scored]] = defaultdict(list)
+    for item in scored:
+        if item.row.memory_bytes is not None and calibration_of(item.row.job).memory_residual is not None:
+            by_framework[item.row.job.framework.name].append(item)
+    told: dict[Left, dict[str, float]] = {left: {} for left in LEFT}
+    for items in by_framework.values():
+        made = runs_of([item.row for item in items], lambda job: calibration_of(job).model_copy(update={"measured_memory": None}))
+        if made is None:
+            continue
+        kernel = calibration_of(items[0].row.job).memory_kernel
+        runs = tell(kernel, made[1]).runs
+        for left in LEFT:
+            held = held_out(kernel, runs, np.array([left_out(item, left) for item in items]))
+            for item, mean, error, beyond in zip(items, held.mean, made[1].runs.log_error, made[2], strict=True):
+                allocated = (item.row.memory_bytes or 0.0) - beyond
+                told[left][item.row.id] = float(allocated * np.exp(mean - error) + beyond)
+    return told

@@ -16,12 +16,11 @@ A calibration from your own measured runs: JSONL files, one run a line, of one f
 
 Each run is foretold without itself: by the shipped calibration, by your runs beside the shipped ones, and by your runs alone. What is
 clearly better than the shipped calibration is written to --out, for --calibration; if nothing is, nothing is written and the exit code
-is 1. Three different layouts are the least.
+is 1. Three different layouts are the least. What is written goes to --calibration of any verb.
 
 \b
 Examples:
   tuner calibrate runs.jsonl -o ours.yaml
-  tuner search -m llama3-70b -c h100x64 -s 8192 -b 512 --calibration ours.yaml
 """
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -24,7 +24,7 @@ from tuner.presets import configs_dir
 from tuner.spec import Name, Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tuner.cluster import Gpu
     from tuner.job import Job
@@ -97,6 +97,13 @@ class Calibration(Spec):
 
     def __getitem__(self, name: str) -> float:
         return self.coefficients[name].value
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields changed and nothing derived from the old ones."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("hash", "residual", "memory_residual"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     @cached_property
     def residual(self) -> Residual | None:
