@@ -134,6 +134,8 @@ def validate(
     found_tables = _operator_tables(tables, str(calibration), problems, progress)
     problems.raise_any()
     if not names:
+        if cross:
+            raise one_problem("--cross", "", None, "is about measured rows", "JSONL files beside the tables")
         return ValidateAnswer(found_tables)
     scored, skipped = [], []
     for done, (path, (measurements, left_out)) in enumerate(read):
@@ -197,7 +199,7 @@ class CalibrateAnswer:
         }
 
 
-def calibrate(files: Any, *, name: str = "own") -> CalibrateAnswer:
+def calibrate(files: Any, *, name: str = "own", progress: Progress | None = None) -> CalibrateAnswer:
     """Return the calibration of the measured rows of these JSONL files, where it clearly helps."""
     from tuner.accuracy.own import own_calibration
 
@@ -208,7 +210,12 @@ def calibrate(files: Any, *, name: str = "own") -> CalibrateAnswer:
     read = _rows(names, problems)
     problems.raise_any()
     rows = [row for _, (measurements, _) in read for row in measurements]
-    return CalibrateAnswer(own_calibration(rows, name), [item for _, (_, left_out) in read for item in left_out])
+    skipped = [item for _, (_, left_out) in read for item in left_out]
+    if not rows and skipped:
+        raise one_problem("rows", skipped[0].id, f"{len(skipped)} rows, all skipped", f"must state enough: {skipped[0].why}")
+    if progress is not None:
+        progress(f"foretelling each of {len(rows)} rows without itself", 0, 1)
+    return CalibrateAnswer(own_calibration(rows, name), skipped)
 
 
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:

@@ -93,6 +93,10 @@ def test_a_handful_of_rows_helps_or_is_declined(tmp_path: Path) -> None:
     before = tuner.validate(path).record()["summary"]["time"]["median_abs_err"]
     after = tuner.validate(path, calibration=str(file)).record()["summary"]["time"]["median_abs_err"]
     assert after < 0.7 * before
+    with pytest.raises(SpecError, match="is of runs under megatron-lm; the job's framework is internevo"):
+        tuner.estimate(
+            model="tiny", cluster="h100x8", seq_len=128, global_batch=8, framework="internevo", plan="tp=1", calibration=str(file)
+        )
 
 
 def test_rows_that_teach_nothing_are_declined(tmp_path: Path) -> None:
@@ -109,11 +113,15 @@ def test_rows_that_teach_nothing_are_declined(tmp_path: Path) -> None:
     [
         ([], "is empty"),
         (["korthikanti2022", "internevo"], "must be one framework"),
-        (["mt_nlg_530b"], "must hold 3 different layouts"),
+        (["mt_nlg_530b"], "3 rows, all skipped.*suspect"),
+        (["zero_bubble", "far"], "is too far off to be this job"),
     ],
 )
 def test_rows_that_cannot_calibrate_are_refused(tmp_path: Path, rows: list[str], words: str) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for name in rows for row in published(name)))
+    found = [row for name in rows for row in published(name)]
+    if "far" in rows:  # milliseconds
+        found = [row | {"measured": {key: value / 1000 for key, value in row["measured"].items()}} for row in found]
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
     with pytest.raises(SpecError, match=words):
         tuner.calibrate(path)

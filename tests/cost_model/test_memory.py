@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,14 +10,15 @@ from hypothesis import strategies as st
 from tests.jobs import calibration_of, gpt, gpt_job, llama_job, moe_job
 from tuner import presets
 from tuner.arrays import total
-from tuner.cost_model.estimate import estimate
+from tuner.cost_model.estimate import estimate, peak_memory
+from tuner.cost_model.explain import does_not_fit
 from tuner.cost_model.fit.memory import Table, fit_memory
 from tuner.cost_model.memory import out_of_memory_probability, stage_memory
 from tuner.cost_model.params import parameters, trained_parameters
 from tuner.cost_model.weights import stage_weights
 from tuner.job import Job
 from tuner.measurement import Measurement
-from tuner.plan import FULL, Plan
+from tuner.plan import FULL, OFFLOADS, Plan
 
 
 def memory(job, plan, stage=0):
@@ -187,3 +190,25 @@ def test_memory_is_monotone(tp: int, pp: int, mb: int, zero: int) -> None:
     if zero < 2:
         sharded = memory(job, Plan(tp=tp, pp=pp, micro_batch=mb, zero=zero + 1))
         assert float(sharded.device) <= here * (1 + 1e-12)
+
+
+def test_offloaded_state_must_fit_the_host():
+    """DeepSeek-V3 with every activation on the host: far beyond 200 GB a GPU, so it does not run; Adam's moments alone do."""
+    job = moe_job()
+    calibration = calibration_of(job)
+    plain = Plan(ep=8, zero=1, micro_batch=1)
+    away = dataclasses.replace(plain, offload=OFFLOADS["activations"])
+    held = peak_memory(job, away, calibration, 0)
+    kept = peak_memory(job, plain, calibration, 0)
+    assert float(held.host) == pytest.approx(float(kept.activations - held.activations), rel=1e-9)
+    assert float(kept.host) == 0.0
+    moments = peak_memory(job, dataclasses.replace(plain, offload=OFFLOADS["optimizer"]), calibration, 0)
+    assert float(moments.host) == float(kept.optimizer)
+    small = calibration.model_copy(
+        update={
+            "coefficients": calibration.coefficients
+            | {"host_bytes_per_gpu": calibration.coefficients["host_bytes_per_gpu"].model_copy(update={"value": 0.5 * float(held.host)})}
+        }
+    )
+    assert float(estimate(job, away, small).p_oom) == 1.0
+    assert "to the host" in does_not_fit(job, away, small, estimate(job, away, small))

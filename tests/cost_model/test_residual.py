@@ -20,6 +20,7 @@ from tuner.cost_model.residual import (
     Residual,
     correction,
     covariance,
+    known_release,
     ratio_spread90,
     read_runs,
     runs_lines,
@@ -110,7 +111,7 @@ def test_another_job_shares_less() -> None:
 
 def test_far_from_every_run_nothing_is_corrected_and_the_interval_is_the_priors() -> None:
     alone = KERNEL.model_copy(update={"offset": 0.0, "gpu": 0.0, "plan": 0.0})
-    residual = residual_of(line(0.2, hidden=2**40), kernel=alone)
+    residual = residual_of(line(0.2, hidden=2**29, seq_len=2**29, layers=2**29, gpus=2**29), kernel=alone)
     assert float(correction(gpt_job(), Plan(tp=8), residual)) == pytest.approx(1.0, abs=1e-6)
     assert float(spread90(gpt_job(), Plan(tp=8), residual)) == pytest.approx(math.exp(1.645 * math.sqrt(alone.prior + 0.01)))
 
@@ -172,13 +173,22 @@ def test_runs_are_read_and_wrong_ones_refused() -> None:
     assert runs.log_error.tolist() == [0.1, -0.1]
     assert runs.knobs[1, 0] == 3.0
     assert [row[0] for row in runs_lines(text)] == ["a", "a"]
+    head = text.splitlines()[0]
     for wrong, words in (
         ("", "must be CSV"),
-        ("id,gpu\na,b\n", "must be CSV"),
-        (runs_text([line(float("nan"))]), "line 2: log_error must be a number"),
-        (runs_text([line(0.1, tp=0)]), "at least 1"),
-        (runs_text([line(0.1, noise=0)]), "above 0"),
-        (runs_text([line(0.1, hidden="x")]), "line 2: hidden must be a number, not 'x'"),
+        ("id,gpu\na,b\n", "column 3 is release, not 'nothing'"),
+        (text.replace("release", "relaese", 1), "column 3 is release, not 'relaese'"),
+        (head + ",tp\n", "must be CSV"),
+        (text.replace("\na,", "\na,a,", 1), "line 2: has 26 values for 25 columns"),
+        ("x" * 200_000 + "\ny", "is not CSV"),
+        (runs_text([line(float("nan"))]), "line 2: log_error must be a number from -5 to 5, not 'nan'"),
+        (runs_text([line(50.0)]), "log_error must be a number from -5 to 5"),
+        (runs_text([line(0.1, tp=0)]), "tp must be a whole number from 1 to 1e"),
+        (runs_text([line(0.1, tp=1.5)]), "tp must be a whole number"),
+        (runs_text([line(0.1), line(0.1, noise=0)]), "line 3: noise must be a number from 0.001 to 5, not '0'"),
+        (runs_text([line(0.1, reach=1e308)]), "reach must be"),
+        (runs_text([line(0.1, moe=1e300)]), "moe must be a whole number from 0 to 1"),
+        (runs_text([line(0.1, hidden="x")]), "line 2: hidden must be a whole number from 1 to 1e"),
     ):
         with pytest.raises(ValueError, match=words):
             read_runs(wrong)
@@ -195,3 +205,11 @@ def test_a_copy_keeps_nothing_derived_from_what_it_changes() -> None:
     bare = learned.model_copy(update={"measured": None})
     assert bare.residual is None
     assert bare.hash != learned.hash
+
+
+def test_a_part_of_a_releases_name_will_do_where_it_is_the_only_one() -> None:
+    known = ["NeMo 26.06 container", "NeMo 26.02 container", "NeMo 26.02.01 container", ""]
+    assert known_release("26.06", known) == "NeMo 26.06 container"
+    assert known_release("26.02", known) == "26.02"  # two have it
+    assert known_release("NeMo 26.02 container", known) == "NeMo 26.02 container"
+    assert known_release("", known) == "" and known_release("banana", known) == "banana"

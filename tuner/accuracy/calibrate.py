@@ -25,6 +25,7 @@ from tuner.cost_model.calibration import CalibrationFile, Override, calibration_
 from tuner.cost_model.fit.coefficients import CLEARLY, MOST_SPREAD, WORST, Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
 from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
 from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
+from tuner.errors import printable
 from tuner.load import load_spec, load_yaml
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 5
 FEWEST_JOBS = 3
 FEWEST_FOR_KERNEL = 10
+WIDEST = 5.0  # the log error of a run in another unit, or of another job
 NOISY = 0.3  # a framework whose runs are noisier than this says nothing of how errors vary with the plan
 
 
@@ -117,7 +119,8 @@ def run_of(step: Step, log_error: float) -> list[Any]:
     sizes = (model.hidden, model.layers, job.seq_len, job.gpus, job.global_batch, job.cluster.sizes[0])
     kinds = (int(model.moe is not None), int(model.mla is not None))
     knobs = (int(getattr(step.plan, name)) for name in FIELDS)
-    return [step.id, job.cluster.gpu.name, job.release, job.precision, *sizes, *kinds, *knobs, round(log_error, 5), 0.06, 1, 1.645]
+    names = (printable(text) for text in (step.id, job.cluster.gpu.name, job.release, job.precision))
+    return [*names, *sizes, *kinds, *knobs, round(min(max(log_error, -WIDEST), WIDEST), 5), 0.06, 1, 1.645]
 
 
 def runs_of(steps: Sequence[Step], coefficients: Mapping[str, Override], bases: Mapping[str, Calibration]) -> Grouped:
@@ -151,7 +154,10 @@ def tell(kernel: Kernel, of: Grouped) -> Told:
 def fitted_lines(steps: Sequence[Step], runs: Runs) -> list[list[Any]]:
     """Return fitted runs as lines of residual.COLUMNS; steps: in the order of the runs."""
     fitted = zip(steps, *(column.tolist() for column in (runs.log_error, runs.noise, runs.weight, runs.reach)), strict=True)
-    return [[*run_of(step, error)[:-3], round(noise, 5), round(weight, 2), round(reach, 3)] for step, error, noise, weight, reach in fitted]
+    return [
+        [*run_of(step, error)[:-3], round(max(noise, 1e-3), 5), round(min(weight, 1e6), 2), round(min(max(reach, 0.05), 50.0), 3)]
+        for step, error, noise, weight, reach in fitted
+    ]
 
 
 def text_of(written: Written, measured: MeasuredRuns | None, gpus: Sequence[str], error: str = "") -> str:
@@ -166,7 +172,7 @@ def text_of(written: Written, measured: MeasuredRuns | None, gpus: Sequence[str]
         lines.append(f'  {key}: {{value: {entry.value}, source: "{entry.source}", n: {entry.n}{residual}}}')
     if measured is not None:
         lines += ["measured:", "  runs: |"]
-        lines += [f"    {line}" for line in measured.runs.splitlines()]
+        lines += [f"    {line}" for line in measured.runs.rstrip("\n").split("\n")]
     return "\n".join(lines) + "\n"
 
 

@@ -86,7 +86,7 @@ def with_runs(framework: str, fitted: Fitted, steps: Sequence[Step], of: Grouped
     spread = round(max(float(np.quantile(off, 0.9)) / NORMAL_90, LEAST_SPREAD), 3)
     known = fitted.overrides[SPREAD].model_copy(update={"value": spread, "source": fitted.overrides[SPREAD].source + ", series left out"})
     text = text_of(framework, dataclasses.replace(fitted, overrides=fitted.overrides | {SPREAD: known}))
-    lines = runs_text(fitted_lines(steps, told.runs)).splitlines()
+    lines = runs_text(fitted_lines(steps, told.runs)).rstrip("\n").split("\n")
     worth = (
         f"# Runs of series left out, told by the others: {100 * np.median(np.expm1(off)):.1f} % off (median), "
         f"{100 * np.quantile(np.expm1(off), 0.9):.1f} % (90th percentile)."

@@ -19,7 +19,7 @@ from tuner.accuracy.calibrate_memory import runs_of
 from tuner.cost_model.calibration import calibration_for
 from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, log_errors, tables_of
 from tuner.cost_model.fit.residuals import WORST, held_out, without
-from tuner.cost_model.residual import covariance
+from tuner.cost_model.residual import covariance, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def told_without(
     scored: Sequence[Scored], calibration_of: Callable[[Job], Calibration], progress: Callable[[str, int, int], None] | None = None
 ) -> dict[Left, list[Scored]]:
     """Return the rows with step times told without what each leaves out; rows that no calibration was fitted to stay as they are."""
-    told: dict[Left, dict[str, Prediction]] = {left: {} for left in LEFT}
+    told: dict[Left, dict[int, Prediction]] = {left: {} for left in LEFT}
     by_framework: dict[str, list[Scored]] = defaultdict(list)
     for item in scored:
         row = item.row
@@ -63,10 +63,10 @@ def told_without(
     memory = _memory_told(scored, calibration_of)
     for left, found in memory.items():
         for item in scored:
-            if item.row.id in found:
-                said = told[left].get(item.row.id, item.said)
-                told[left][item.row.id] = said._replace(memory_bytes=found[item.row.id])
-    return {left: [dataclasses.replace(i, said=told[left].get(i.row.id, i.said)) for i in scored] for left in LEFT}
+            if id(item) in found:
+                said = told[left].get(id(item), item.said)
+                told[left][id(item)] = said._replace(memory_bytes=found[id(item)])
+    return {left: [dataclasses.replace(i, said=told[left].get(id(i), i.said)) for i in scored] for left in LEFT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,8 @@ def refitted(of: Linearised, rest: Any) -> Any:
     """
     if not len(of.doubt):
         return of.bare
+    if unseen(of):
+        return of.fitted
     jobs = {id(of.items[i].row.job) for i in rest.tolist()}
     if len(rest) < FEWEST_ROWS or len(jobs) < FEWEST_JOBS:
         return of.bare
@@ -130,42 +132,53 @@ def refitted(of: Linearised, rest: Any) -> Any:
     return of.fitted + of.slope @ step
 
 
-def _told(of: Linearised, left: Left) -> dict[str, Prediction]:
+def unseen(of: Linearised) -> bool:
+    """Whether the calibration's runs are others than these rows: a person's own, which its coefficients were not fitted to."""
+    residual = of.calibration.residual
+    return residual is not None and not {step.id for step in of.steps} & set(residual.solved.runs.ids)
+
+
+def _told(of: Linearised, left: Left) -> dict[int, Prediction]:
     groups = np.array([left_out(item, left) for item in of.items])
-    found: dict[str, Prediction] = {}
+    found: dict[int, Prediction] = {}
     process = _process(of)
     for group in np.unique(groups):
         these = np.flatnonzero(groups == group)
         errors = refitted(of, np.flatnonzero(groups != group))
         mean, half = np.zeros(len(these)), np.full(len(these), np.log1p(of.calibration["time_spread_90"]))
         if process is not None:
-            inverse, runs = process
-            bounded = np.clip(errors, -WORST, WORST)
-            held = without(inverse, bounded, inverse @ bounded, runs, these)
-            mean, half = held.mean, held.deviation * runs.reach[these]
+            inverse, runs, before = process
+            bounded = np.concatenate([runs.log_error[:before], np.clip(errors, -WORST, WORST)])
+            held = without(inverse, bounded, inverse @ bounded, runs, these + before)
+            mean, half = held.mean, held.deviation * runs.reach[these + before]
         for k, i in enumerate(these.tolist()):
             row, said = of.items[i].row, of.items[i].said
             seconds, spread = (row.step_s or 0.0) * float(np.exp(mean[k] - errors[i])), float(np.exp(half[k]))
-            found[row.id] = said._replace(step_s=seconds, low_s=seconds / spread, high_s=seconds * spread)
+            found[id(of.items[i])] = said._replace(step_s=seconds, low_s=seconds / spread, high_s=seconds * spread)
     return found
 
 
-def _process(of: Linearised) -> tuple[Any, Runs] | None:
-    """Return the inverse covariance of the rows and the rows as fitted runs, or None where the framework has too few."""
-    if of.calibration.residual is None:
+def _process(of: Linearised) -> tuple[Any, Runs, int] | None:
+    """Return the inverse covariance of the rows as fitted runs, these, and how many shipped ones stand before them (those of the
+    calibration where it has not seen the rows); None where the framework has none.
+    """
+    residual = of.calibration.residual
+    if residual is None:
         return None
-    kernel = of.calibration.kernel
-    runs = tell(kernel, grouped(of.steps, of.fitted)).runs
-    return np.linalg.inv(covariance(kernel, runs) + np.diag(runs.variance)), runs
+    runs, before = tell(residual.kernel, grouped(of.steps, of.fitted)).runs, 0
+    if unseen(of):
+        before = len(residual.solved.runs.ids)
+        runs = joined(residual.solved.runs, runs)
+    return np.linalg.inv(covariance(residual.kernel, runs) + np.diag(runs.variance)), runs, before
 
 
-def _memory_told(scored: Sequence[Scored], calibration_of: Callable[[Job], Calibration]) -> dict[Left, dict[str, float]]:
+def _memory_told(scored: Sequence[Scored], calibration_of: Callable[[Job], Calibration]) -> dict[Left, dict[int, float]]:
     """Return the bytes of rows with a memory figure whose framework has memory runs, each told without what it leaves out."""
     by_framework: dict[str, list[Scored]] = defaultdict(list)
     for item in scored:
         if item.row.memory_bytes is not None and calibration_of(item.row.job).memory_residual is not None:
             by_framework[item.row.job.framework.name].append(item)
-    told: dict[Left, dict[str, float]] = {left: {} for left in LEFT}
+    told: dict[Left, dict[int, float]] = {left: {} for left in LEFT}
     for items in by_framework.values():
         made = runs_of([item.row for item in items], lambda job: calibration_of(job).model_copy(update={"measured_memory": None}))
         if made is None:
@@ -176,5 +189,5 @@ def _memory_told(scored: Sequence[Scored], calibration_of: Callable[[Job], Calib
             held = held_out(kernel, runs, np.array([left_out(item, left) for item in items]))
             for item, mean, error, beyond in zip(items, held.mean, made[1].runs.log_error, made[2], strict=True):
                 allocated = (item.row.memory_bytes or 0.0) - beyond
-                told[left][item.row.id] = float(allocated * np.exp(mean - error) + beyond)
+                told[left][id(item)] = float(allocated * np.exp(mean - error) + beyond)
     return told

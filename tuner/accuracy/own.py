@@ -2,22 +2,24 @@
 
 Three ways are tried on the runs, each run foretold without itself (repeats of one plan in one job are left out together): the shipped
 calibration as it is, the person's runs beside the shipped ones, and the person's alone. A way that is not clearly better than the first
-is declined, so that a handful of runs may help and does not harm.
+is declined, so that a handful of runs may help and does not harm; the shipped runs go only where the person's are clearly better alone.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from tuner.accuracy.calibrate import by_job, fitted_lines, grouped, step_of
-from tuner.cost_model.calibration import load_calibration
+from tuner.cost_model.calibration import CalibrationFile, load_calibration
 from tuner.cost_model.fit.coefficients import CLEARLY, WORST, log_errors, tables_of
 from tuner.cost_model.fit.residuals import HeldOut, fit_noise, reach_of, weighed, without
-from tuner.cost_model.residual import Runs, covariance, runs_lines, runs_text
-from tuner.errors import one_problem
+from tuner.cost_model.residual import Runs, covariance, joined, runs_lines, runs_text
+from tuner.errors import one_problem, printable
+from tuner.load import load_spec, parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 FEWEST = 3
 MANY = 20
+MOST = 1_000
+FAR = 3.0  # a log error of a run in another unit, or of another job
 Way = Literal["shipped", "beside", "alone"]
 WORDS: dict[Way, str] = {"shipped": "the shipped calibration", "beside": "own runs beside the shipped ones", "alone": "own runs alone"}
 
@@ -56,16 +60,23 @@ class OwnCalibration:
 
 def own_calibration(rows: Sequence[Measurement], name: str) -> OwnCalibration:
     """Return the calibration of these rows under a name. Raises SpecError where they are of several frameworks, or too few."""
-    timed = [row for row in rows if row.step_s]
+    timed = [row for row in rows if counts(row)]
     frameworks = sorted({row.job.framework.name for row in timed})
     if len(frameworks) > 1:
         raise one_problem("rows", "framework", ", ".join(frameworks), "must be one framework", "a file for each")
     steps = by_job([step_of(row) for row in timed])
     plans = plans_of(steps)
+    if len(steps) > MOST:
+        raise one_problem("rows", "", f"{len(steps)} timed rows", f"must be at most {MOST}", "the most telling ones")
     if len(set(plans.tolist())) < FEWEST:
         rule = f"must hold {FEWEST} different layouts with a step time to be cross-validated"
         raise one_problem("rows", "", f"{len(set(plans.tolist()))} layouts in {len(steps)} timed rows", rule)
     return _best(steps, plans, frameworks[0], name)
+
+
+def counts(row: Measurement) -> bool:
+    """Whether a row teaches: a current pretraining run that ended well and has a step time."""
+    return row.step_s is not None and row.outcome == "ok" and not row.superseded and row.job.task == "pretrain"
 
 
 def plans_of(steps: Sequence[Step]) -> Any:
@@ -77,6 +88,12 @@ def plans_of(steps: Sequence[Step]) -> Any:
 def _best(steps: Sequence[Step], plans: Any, framework: str, name: str) -> OwnCalibration:
     calibrations = {step.job.cluster.gpu.name: load_calibration("auto", step.job) for step in steps}
     shipped_errors = log_errors(tables_of(steps, calibrations), {})
+    worst = int(np.argmax(np.abs(shipped_errors)))
+    if abs(float(shipped_errors[worst])) > FAR:
+        off = f"{steps[worst].step_s:.3g} s a step, predicted {steps[worst].step_s / np.exp(shipped_errors[worst]):.3g} s"
+        raise one_problem(
+            "rows", printable(steps[worst].id), off, "is too far off to be this job", "step_time_s is in seconds; leave out broken runs"
+        )
     bare = {gpu: of.model_copy(update={"measured": None}) for gpu, of in calibrations.items()}
     own = grouped(steps, log_errors(tables_of(steps, bare), {}))._replace(series=plans)
     calibration = next(iter(calibrations.values()))
@@ -87,8 +104,10 @@ def _best(steps: Sequence[Step], plans: Any, framework: str, name: str) -> OwnCa
     ways: list[Way] = ["alone"] if shipped is None else ["beside", "alone"]
     for way in ways:
         held[way] = _told(calibration, fitted, shipped if way == "beside" else None, plans)
-        scores[way] = score_of(fitted.log_error - held[way].mean)
-    best = min(ways, key=lambda way: scores[way].bounded_mean)
+        scores[way] = score_of(own.runs.log_error - held[way].mean)
+    best = ways[0]  # what ships goes only for runs that are clearly better off without it
+    if scores["alone"].bounded_mean < CLEARLY * scores[best].bounded_mean and scores["alone"].median < CLEARLY * scores[best].median:
+        best = "alone"
     first: Score = scores["shipped"]
     helps = scores[best].median < CLEARLY * first.median and scores[best].bounded_mean < CLEARLY * first.bounded_mean
     text = _text(name, framework, steps, calibrations, _reaching(fitted, held[best]), best) if helps else ""
@@ -117,12 +136,6 @@ def _told(calibration: Calibration, own: Runs, shipped: Runs | None, plans: Any)
     return HeldOut(mean, deviation)
 
 
-def joined(first: Runs, second: Runs) -> Runs:
-    """Return the runs of both."""
-    ids = (*first.ids, *second.ids)
-    return Runs(ids, *(np.concatenate([getattr(of, name) for of in (first, second)]) for name in Runs._fields[1:]))
-
-
 def _reaching(own: Runs, held: HeldOut) -> Runs:
     """Return the runs with the reach that 90 % of them need; few runs take Student's t for as many."""
     from scipy.stats import t
@@ -137,12 +150,14 @@ def _text(name: str, framework: str, steps: Sequence[Step], calibrations: dict[s
     csv = runs_text([*(runs_lines(shipped) if shipped else []), *fitted_lines(steps, own)])
     lines = [
         "# Written by `tuner calibrate`: the runs below, on top of the shipped calibration of their GPU and framework.",
-        f"name: {name}",
+        f"name: {json.dumps(name)}",
         f"framework: {framework}",
         f"fitted_on: [{', '.join(calibrations)}]",
         "base: auto",
         "measured:",
         "  runs: |",
-        *(f"    {line}" for line in csv.splitlines()),
+        *(f"    {line}" for line in csv.rstrip("\n").split("\n")),
     ]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    load_spec(CalibrationFile, parse_yaml(text, name), name)  # what is written can be read
+    return text

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tuner.cli.guard import guarded
 from tuner.cli.options import Show, unpacks
+from tuner.errors import one_problem
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,79}")
 
 SHORT = "A calibration from your own measured runs"
 HELP = """\
@@ -24,6 +29,16 @@ Examples:
 """
 
 
+def calibration_path(path: Path, files: list[str]) -> Path:
+    """Return where a calibration goes. Raises SpecError for a name that --calibration would not read, and for one of the inputs."""
+    if path.suffix.lower() not in (".yaml", ".yml") or not NAME.fullmatch(path.stem):
+        rule = "must be a .yaml file named with letters, digits, dots, dashes and underscores"
+        raise one_problem("--out", "", str(path), rule, "ours.yaml")
+    if path.is_dir() or any(path.resolve() == Path(name).resolve() for name in files):
+        raise one_problem("--out", "", str(path), "is a folder or one of the rows' files", "another name")
+    return path
+
+
 @unpacks
 def calibrate(
     files: Annotated[list[str], typer.Argument(metavar="ROWS...", help="JSONL files of measured runs", show_default=False)],
@@ -33,12 +48,13 @@ def calibrate(
 
     def run() -> int:
         from tuner import workflow
-        from tuner.cli.output import out_path, write_file
+        from tuner.cli.output import Progress, out_path, write_file
         from tuner.cli.publish import note, publish
         from tuner.report.calibrate import calibrate_text
 
-        path = None if show.out is None else out_path(show.out)
-        answer = workflow.calibrate(files, **({} if path is None else {"name": path.stem}))
+        path = None if show.out is None else calibration_path(out_path(show.out), files)
+        with Progress(show.quiet) as progress:
+            answer = workflow.calibrate(files, **({} if path is None else {"name": path.stem}), progress=progress)
         if path is not None and answer.text:
             write_file(path, answer.text)
             note(f"wrote {path}", show)

@@ -279,6 +279,9 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
         raise one_problem("calibration", "", text, "is none, auto, a name or a file", nearest(text, ["none", "auto", *_names(folder)]))
     over = _read(path)
     if over.base == "auto":
+        if over.framework != framework:
+            rule = f"is of runs under {over.framework}; the job's framework is {framework or 'not given'}"
+            raise one_problem("calibration", "framework", text, rule, f"--framework {over.framework}, or --calibration auto")
         base = calibration_for("auto", gpu, framework=framework, release=release, relatives=relatives)
     return layered(base, over)
 

@@ -34,7 +34,7 @@ class StepTime:
     bubble: Floats = term("s", "filling and draining the pipeline", "Narayanan 2021, section 2.2; Qi 2023, table 1")
     dp_comm: Floats = term("s", "exposed data-parallel communication", "Rajbhandari 2020, section 7")
     embedding_reduce: Floats = term("s", "gradient of the tied embedding between first and last stage", "Narayanan 2021, section 2.2")
-    optimizer: Floats = term("s", "gradient norm and update", "bytes of Adam's state / HBM bandwidth")
+    optimizer: Floats = term("s", "gradient norm and update", "bytes of Adam's state / HBM bandwidth, or the host link's where offloaded")
     fixed: Floats = term("s", "what a step costs whatever its size", "calibration: step_fixed_s")
     jitter: Floats = term("s", "stragglers", "calibration: jitter_per_doubling x log2(GPUs)")
     measured_runs: Floats = term("s", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
@@ -89,12 +89,14 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
     microbatches = plan.microbatches(job.gpus, job.global_batch)
     watched = stages_to_watch(job, plan)
     step, slowest_stage = step_time(job, plan, calibration, microbatches, watched)
-    memory_bytes, worst_stage = _most(stage_memory(job, plan, calibration, microbatches, watched).device, watched)
+    memory = stage_memory(job, plan, calibration, microbatches, watched)
+    memory_bytes, worst_stage = _most(memory.device, watched)
+    host, _ = _most(memory.host, watched)
     return Estimate(
         step_s=total(step),
         spread=lambda: spread(job, plan, calibration),
         memory_bytes=memory_bytes,
-        p_oom=out_of_memory_probability(job, memory_bytes, calibration),
+        p_oom=np.where(host > calibration["host_bytes_per_gpu"], 1.0, out_of_memory_probability(job, memory_bytes, calibration)),
         worst_stage=worst_stage,
         slowest_stage=slowest_stage,
         step=step,

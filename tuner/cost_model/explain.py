@@ -130,7 +130,11 @@ def does_not_fit(job: Job, plan: Plan, calibration: Calibration, result: Estimat
     if float(result.p_oom) < 0.5:
         return ""
     worst = int(result.worst_stage)
-    terms = _terms(peak_memory(job, plan, calibration, worst))
+    memory = peak_memory(job, plan, calibration, worst)
+    host, has = float(memory.host), calibration["host_bytes_per_gpu"]
+    if host > has:
+        return f"stage {worst} offloads {host / 1e9:.1f} GB to the host, where {has / 1e9:.0f} GB are counted for each accelerator"
+    terms = _terms(memory)
     largest = max(terms, key=lambda t: t.value)
     flights = float(in_flight(plan, plan.microbatches(job.gpus, job.global_batch), worst))
     detail = f" = {flights:.3g} in flight" if largest.name == "activations" else ""

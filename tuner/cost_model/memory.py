@@ -52,6 +52,7 @@ class Memory:
     communicators: Floats = term("B", "buffers of the communicators", SEEN)
     context: Floats = term("B", "device context and libraries", SEEN)
     measured_runs: Floats = term("B", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
+    host: Floats = 0.0  # bytes of the host's memory that the rank's offloaded state takes; not on the device
 
     @property
     def allocated(self) -> Floats:
@@ -77,8 +78,8 @@ class Memory:
 def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints) -> Memory:
     """Return the memory of a rank of `stage`."""
     held = stage_weights(job, plan, stage)
-    state = _state(job, plan, calibration, held, stage)
-    activations, peak = _activations(job, plan, calibration, microbatches, stage)
+    state, moved = _state(job, plan, calibration, held, stage)
+    activations, peak, away = _activations(job, plan, calibration, microbatches, stage)
     logits = _logits(job, plan, calibration, stage)
     peak = np.maximum(peak - logits, 0.0)  # the loss runs backward, and is freed, before the layers do
     gathered = _gathered(job, plan, stage) + _buckets(job, plan, held)
@@ -93,14 +94,15 @@ def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: I
         fragmentation=tensors.working * (calibration["fragmentation"] - 1.0),
         communicators=_communicators(job, plan) * calibration["nccl_group_bytes"],
         context=calibration["context_bytes"],
+        host=moved + away,
     )
     if calibration.memory_residual is None:
         return memory
     return replace(memory, measured_runs=memory.allocated * (correction(job, plan, calibration.memory_residual) - 1.0))
 
 
-def _state(job: Job, plan: Plan, calibration: Calibration, held: Weights, stage: Ints) -> dict[str, Floats]:
-    """Weights, gradients and optimizer state. LoRA holds the last two for its adapters alone.
+def _state(job: Job, plan: Plan, calibration: Calibration, held: Weights, stage: Ints) -> tuple[dict[str, Floats], Floats]:
+    """Weights, gradients and optimizer state, and what of it lies on the host. LoRA holds the last two for its adapters alone.
 
     Where 16-bit gradients are added to fp32 accumulators, they come as activations go, and less than all of them stands at the peak.
     """
@@ -116,11 +118,12 @@ def _state(job: Job, plan: Plan, calibration: Calibration, held: Weights, stage:
     gradient = gradient_bytes(job)
     if gradient > ACCUMULATED:
         gradient = ACCUMULATED + (gradient - ACCUMULATED) * calibration["added_gradients_share"]
+    optimizer = moments * (trained.dense / state_cut[0] + trained.expert / state_cut[1])
     return {
         "weights": f.param_bytes.value * wide * (held.dense / weight_cut[0] + held.expert / weight_cut[1]),
         "gradients": gradient * (trained.dense / grad_cut[0] + trained.expert / grad_cut[1]),
-        "optimizer": moments * kept_on_gpu * (trained.dense / state_cut[0] + trained.expert / state_cut[1]),
-    }
+        "optimizer": kept_on_gpu * optimizer,
+    }, (1 - kept_on_gpu) * optimizer
 
 
 def _mean_layer(job: Job, plan: Plan, calibration: Calibration, held: StageLayers) -> tuple[Floats, Floats, Floats]:
@@ -141,8 +144,8 @@ def _mean_layer(job: Job, plan: Plan, calibration: Calibration, held: StageLayer
     return whole, inputs, largest
 
 
-def _activations(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints) -> tuple[Floats, Floats]:
-    """Return bytes kept for the micro batches in flight, and the peak of one layer on top of them.
+def _activations(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints) -> tuple[Floats, Floats, Floats]:
+    """Return bytes kept for the micro batches in flight, the peak of one layer on top of them, and the bytes kept on the host instead.
 
     Full recompute keeps the input of recompute_layers layers and the others whole; while a recomputed layer runs backward, all of it
     exists once. Between layers there are two whole T x h blocks more, also where sequence parallelism shards what is kept: the input
@@ -158,12 +161,12 @@ def _activations(job: Job, plan: Plan, calibration: Calibration, microbatches: I
     full = fully_recomputed(plan)
     of_stage = np.where(full, whole * (1.0 - share) + redone * inputs, whole)
     offloaded = plan.offload & OFFLOADS["activations"] > 0
-    of_stage = np.where(offloaded, np.minimum(of_stage, 2.0 * largest), of_stage)
+    near = np.where(offloaded, np.minimum(of_stage, 2.0 * largest), of_stage)
     flights = in_flight(plan, microbatches, stage)
     mask = (stage == 0) * (inputs / E) if job.model.dropout else 0.0
     blocks = 2.0 * E * shard(job, plan).tokens * job.model.hidden
     peak = np.where(full & (redone > 0), largest, 0.0) + blocks + _scores(job, plan)
-    return of_stage * flights + mask * flights, peak
+    return near * flights + mask * flights, peak, (of_stage - near) * flights
 
 
 def _scores(job: Job, plan: Plan) -> Floats:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator
 
+from tuner.errors import one_problem
 from tuner.plan import FULL
 from tuner.spec import Spec
 
@@ -143,26 +144,47 @@ class Solved:
 @lru_cache(maxsize=32)
 def _solved(kernel: Kernel, text: str) -> Solved:
     runs = read_runs(text)
-    inverse_root = np.linalg.inv(np.linalg.cholesky(covariance(kernel, runs) + np.diag(runs.variance)))
+    try:
+        inverse_root = np.linalg.inv(np.linalg.cholesky(covariance(kernel, runs) + np.diag(runs.variance)))
+    except np.linalg.LinAlgError:
+        raise one_problem(
+            "calibration", "measured.runs", "", "holds runs that are the same but for rounding", "raise their noise"
+        ) from None
     return Solved(runs, inverse_root, inverse_root.T @ (inverse_root @ runs.log_error))
 
 
+# What each column of numbers may hold.
+WHOLE = {**dict.fromkeys(JOB_COLUMNS[:6], (1, 10**9)), "moe": (0, 1), "mla": (0, 1)}
+WHOLE |= {**dict.fromkeys(FIELDS[:6], (1, 10**6)), "recompute": (0, 2**16), "sequence_parallel": (0, 1), "zero": (0, 3)}
+REAL = {"log_error": (-5.0, 5.0), "noise": (1e-3, 5.0), "weight": (1.0, 1e6), "reach": (0.05, 50.0)}
+MOST_RUNS = 4_000  # their covariance is factored whenever the calibration is used
+
+
 def read_runs(text: str) -> Runs:
-    """Return the runs of a CSV. Raises ValueError naming the line and column of what is wrong."""
-    rows = list(csv.DictReader(io.StringIO(text)))
-    if not rows or tuple(rows[0]) != COLUMNS:
-        raise ValueError(f"must be CSV with the columns {','.join(COLUMNS)} and at least one run")
-    numbers = {name: np.array([_number(row[name], i, name) for i, row in enumerate(rows)]) for name in COLUMNS[4:]}
+    """Return the runs of a CSV. Raises ValueError naming the line, the column, the value and the rule of the first thing that is wrong."""
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ValueError(f"is not CSV: {error}") from None
+    if not rows or len(rows) < 2:
+        raise ValueError(f"must be CSV: the columns {','.join(COLUMNS)}, then a line for each run")
+    for place, name in enumerate(COLUMNS):
+        if rows[0][place : place + 1] != [name]:
+            found = rows[0][place][:40] if place < len(rows[0]) else "nothing"
+            raise ValueError(f"must be CSV whose column {place + 1} is {name}, not {found!r}")
+    if len(rows) > MOST_RUNS + 1:
+        raise ValueError(f"has {len(rows) - 1} runs; at most {MOST_RUNS} are taken")
+    for line, row in enumerate(rows):
+        if len(row) != len(COLUMNS):
+            raise ValueError(f"line {line + 1}: has {len(row)} values for {len(COLUMNS)} columns")
+    columns = dict(zip(COLUMNS, zip(*rows[1:], strict=True), strict=True))
+    numbers = {name: np.array([_number(value, i, name) for i, value in enumerate(columns[name])]) for name in COLUMNS[4:]}
     fields = {name: numbers[name].astype(np.int64) for name in FIELDS}
-    if any((numbers[name] < 1).any() for name in (*JOB_COLUMNS[:6], *FIELDS[:6], "weight")):
-        raise ValueError("sizes, degrees and weights must be at least 1")
-    if any((numbers[name] <= 0).any() for name in ("noise", "reach")):
-        raise ValueError("noise and reach must be above 0")
     return Runs(
-        ids=tuple(row["id"] for row in rows),
-        gpu=np.array([row["gpu"] for row in rows]),
-        release=np.array([row["release"] for row in rows]),
-        precision=np.array([_width(row["precision"]) for row in rows]),
+        ids=columns["id"],
+        gpu=np.array(columns["gpu"]),
+        release=np.array(columns["release"]),
+        precision=np.array([_width(value) for value in columns["precision"]]),
         job=np.stack(_job_axes(*(numbers[name] for name in JOB_COLUMNS)), axis=-1),
         knobs=np.stack([_coordinates(fields[name], at) for name, at in KNOBS], axis=-1),
         log_error=numbers["log_error"],
@@ -177,13 +199,15 @@ def _width(precision: str) -> str:
     return "bf16" if precision == "fp16" else precision
 
 
-def _number(text: str | None, row: int, name: str) -> float:
+def _number(text: str, row: int, name: str) -> float:
+    least, most = WHOLE.get(name) or REAL[name]
+    kind = "a whole number" if name in WHOLE else "a number"
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"line {row + 2}: {name} must be a number, not {text!r}")
+    if not least <= value <= most or (name in WHOLE and value != math.floor(value)):
+        raise ValueError(f"line {row + 2}: {name} must be {kind} from {least:g} to {most:g}, not {text[:40]!r}")
     return value
 
 
@@ -239,7 +263,7 @@ def _rho(reach: float, a: Any, b: Any) -> Any:
 
 def _between(kernel: Kernel, shared: Shared, a: Any, b: Any) -> Any:
     """Return the covariance of plans whose knobs are the last axes of a and b (broadcast), given what their runs share."""
-    knobs = _rho(kernel.plan_reach, a, b).sum(axis=-1)
+    knobs = sum(_rho(kernel.plan_reach, a[..., k], b[..., k]) for k in range(len(KNOBS)))
     short = [_rho(kernel.pair_reach, a[..., k], b[..., k]) for k in range(max(map(max, PAIRS)) + 1)]
     pairs = sum(short[k] * short[other] for k, other in PAIRS)
     return shared.same + shared.knobs * knobs + shared.pairs * pairs
@@ -256,8 +280,17 @@ def _to_runs(residual: Residual, job: Job) -> Shared:
     """Return what a job shares with each run, (n,) each."""
     runs, gpu = residual.solved.runs, job.cluster.gpu
     on_gpu = 1.0 * np.isin(runs.gpu, [gpu.name, *gpu.aliases])
-    release, precision = 1.0 * (runs.release == job.release), 1.0 * (runs.precision == _width(job.precision))
+    release = 1.0 * (runs.release == known_release(job.release, runs.release.tolist()))
+    precision = 1.0 * (runs.precision == _width(job.precision))
     return _shared(residual.kernel, on_gpu, release, precision, ((runs.job - job_features(job)) ** 2).sum(axis=-1))
+
+
+def known_release(release: str, known: Sequence[str]) -> str:
+    """Return the one known release whose name has this as a part ("26.06" of "NeMo 26.06 container"), else the release as it is."""
+    if release in known or not release:
+        return release
+    parts = sorted({name for name in known if release.lower() in name.lower()})
+    return parts[0] if len(parts) == 1 else release
 
 
 def correction(job: Job, plan: Plan, residual: Residual) -> Floats:
@@ -361,3 +394,9 @@ def runs_text(rows: Sequence[Sequence[Any]]) -> str:
 def runs_lines(text: str) -> list[list[str]]:
     """Return the rows of a CSV of runs, without its head."""
     return list(csv.reader(io.StringIO(text)))[1:]
+
+
+def joined(first: Runs, second: Runs) -> Runs:
+    """Return the runs of both."""
+    ids = (*first.ids, *second.ids)
+    return Runs(ids, *(np.concatenate([getattr(of, name) for of in (first, second)]) for name in Runs._fields[1:]))

@@ -167,7 +167,7 @@ def sure_words(record: dict[str, Any]) -> str:
     if tied <= 1:
         return made
     which = f"all {shown} shown" if tied == shown else f"the first {tied}"
-    return f"{made}; by their 90 % ranges {which} cannot be told apart"
+    return f"{made}; {which} cannot be told apart from the best"
 
 
 def own_words(record: dict[str, Any], page: Page) -> list[str]:
