@@ -1,6 +1,6 @@
 """How wrong the model is on published rows: tables by source, GPU, precision or kind, and the worst rows.
 
-    python benchmarks/accuracy.py published/*.jsonl [--calibration none|auto|NAME|FILE] [--by source|gpu|precision|framework|release|kind]
+    python benchmarks/accuracy.py [FILES] [--calibration none|auto|NAME|FILE] [--by source|gpu|precision|framework|release|kind]
         [--left series|model|source] [--worst 10] [--ids PREFIX] [--terms] [--series] [--markdown] [--json] [--write README.md]
 
 `--left` shows each row as foretold by a calibration that has not seen its series, its model or its source. Errors of time count
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.published import unpack
 from tuner.accuracy import validate as v
 from tuner.accuracy.cross import LEFT, told_without
 from tuner.arrays import leaves
@@ -224,7 +226,7 @@ def write_summary(path: Path, files: Sequence[Path]) -> None:
 def main() -> None:
     """Read, predict and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("files", nargs="*", type=Path, help="JSONL files (the public runs in tests/published where none is named)")
     parser.add_argument("--calibration", default="auto")
     parser.add_argument("--by", choices=GROUPS, default="source")
     parser.add_argument("--left", choices=LEFT, help="foretell each row without what it names")
@@ -237,6 +239,13 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the summary into the accuracy block of a document")
     args = parser.parse_args()
     started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        args.files = args.files or unpack(Path(folder))
+        run(args, started)
+
+
+def run(args: argparse.Namespace, started: float) -> None:
+    """Do what the arguments ask."""
     if args.write is not None:
         try:
             write_summary(args.write, args.files)

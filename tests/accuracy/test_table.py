@@ -52,7 +52,7 @@ def block(path: Path, name: str) -> str:
 
 @pytest.mark.parametrize(("document", "name"), [("README.md", "accuracy"), ("docs/accuracy.md", "sources")])
 def test_the_table_is_not_stale(made: dict[str, list[str]], document: str, name: str) -> None:
-    """Else: python benchmarks/accuracy.py --write README.md FILES (and docs/accuracy.md)."""
+    """Else: python benchmarks/accuracy.py --write README.md, and again for docs/accuracy.md."""
     said, again = block(ROOT / document, name), "\n".join(made[name])
     assert re.sub(r"[\d.,-]+", "#", said) == re.sub(r"[\d.,-]+", "#", again)
     off = [(a, b) for a, b in zip(figures(said), figures(again), strict=True) if abs(a - b) > max(POINTS, 0.02 * abs(b))]
