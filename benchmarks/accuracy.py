@@ -211,7 +211,8 @@ def blocks(files: Sequence[Path]) -> dict[str, list[str]]:
         "state enough)."
     )
     table = summary_table({heading: scores_of(told[name]) for name, heading in HEADINGS.items()})
-    sources = [" | ".join(("|", *row)).replace("|  |", "|", 1) + " |" for row in ((*HEAD,), *lines(told["series"], "source"))]
+    names = [name.replace("|err|", "error") for name in HEAD]
+    sources = [f"| {' | '.join(row)} |" for row in (names, *lines(told["series"], "source"))]
     return {"accuracy": [head, "", *table], "sources": [sources[0], "|" + "---|" * len(HEAD), *sources[1:]]}
 
 

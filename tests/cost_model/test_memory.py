@@ -192,23 +192,33 @@ def test_memory_is_monotone(tp: int, pp: int, mb: int, zero: int) -> None:
         assert float(sharded.device) <= here * (1 + 1e-12)
 
 
-def test_offloaded_state_must_fit_the_host():
-    """DeepSeek-V3 with every activation on the host: far beyond 200 GB a GPU, so it does not run; Adam's moments alone do."""
+def with_host(calibration, bytes_):
+    known = calibration.coefficients
+    return calibration.model_copy(
+        update={"coefficients": known | {"host_bytes_per_gpu": known["host_bytes_per_gpu"].model_copy(update={"value": bytes_})}}
+    )
+
+
+def test_activations_go_to_the_host_as_far_as_it_has_room():
+    """All but two layers with room for all; half of what would go where it has half the room, the rest stays on the device."""
     job = moe_job()
-    calibration = calibration_of(job)
     plain = Plan(ep=8, zero=1, micro_batch=1)
     away = dataclasses.replace(plain, offload=OFFLOADS["activations"])
-    held = peak_memory(job, away, calibration, 0)
-    kept = peak_memory(job, plain, calibration, 0)
-    assert float(held.host) == pytest.approx(float(kept.activations - held.activations), rel=1e-9)
+    roomy = with_host(calibration_of(job), 1e15)
+    held, kept = peak_memory(job, away, roomy, 0), peak_memory(job, plain, roomy, 0)
     assert float(kept.host) == 0.0
-    moments = peak_memory(job, dataclasses.replace(plain, offload=OFFLOADS["optimizer"]), calibration, 0)
-    assert float(moments.host) == float(kept.optimizer)
-    small = calibration.model_copy(
-        update={
-            "coefficients": calibration.coefficients
-            | {"host_bytes_per_gpu": calibration.coefficients["host_bytes_per_gpu"].model_copy(update={"value": 0.5 * float(held.host)})}
-        }
-    )
+    assert float(held.host) == pytest.approx(float(kept.activations - held.activations), rel=1e-9)
+    tight = peak_memory(job, away, with_host(calibration_of(job), 0.5 * float(held.host)), 0)
+    assert float(tight.host) == pytest.approx(0.5 * float(held.host), rel=1e-9)
+    assert float(tight.activations) == pytest.approx(float(held.activations) + 0.5 * float(held.host), rel=1e-9)
+
+
+def test_an_optimizer_that_the_host_cannot_hold_does_not_run():
+    job = moe_job()
+    plain = Plan(ep=8, zero=1, micro_batch=1)
+    away = dataclasses.replace(plain, offload=OFFLOADS["optimizer"])
+    moments = float(peak_memory(job, plain, calibration_of(job), 0).optimizer)
+    assert float(peak_memory(job, away, calibration_of(job), 0).host) == moments
+    small = with_host(calibration_of(job), 0.9 * moments)
     assert float(estimate(job, away, small).p_oom) == 1.0
     assert "to the host" in does_not_fit(job, away, small, estimate(job, away, small))

@@ -79,7 +79,8 @@ def stage_memory(job: Job, plan: Plan, calibration: Calibration, microbatches: I
     """Return the memory of a rank of `stage`."""
     held = stage_weights(job, plan, stage)
     state, moved = _state(job, plan, calibration, held, stage)
-    activations, peak, away = _activations(job, plan, calibration, microbatches, stage)
+    room = np.maximum(calibration["host_bytes_per_gpu"] - moved, 0.0)
+    activations, peak, away = _activations(job, plan, calibration, microbatches, stage, room)
     logits = _logits(job, plan, calibration, stage)
     peak = np.maximum(peak - logits, 0.0)  # the loss runs backward, and is freed, before the layers do
     gathered = _gathered(job, plan, stage) + _buckets(job, plan, held)
@@ -144,13 +145,16 @@ def _mean_layer(job: Job, plan: Plan, calibration: Calibration, held: StageLayer
     return whole, inputs, largest
 
 
-def _activations(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints) -> tuple[Floats, Floats, Floats]:
+def _activations(
+    job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, stage: Ints, room: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Return bytes kept for the micro batches in flight, the peak of one layer on top of them, and the bytes kept on the host instead.
 
     Full recompute keeps the input of recompute_layers layers and the others whole; while a recomputed layer runs backward, all of it
     exists once. Between layers there are two whole T x h blocks more, also where sequence parallelism shards what is kept: the input
-    that is gathered and the output before it is scattered. Activation offload keeps one layer of them (two in turn) on the device. The
-    output of a stage is freed once sent, and the embedding's dropout mask (1 byte) stays: Korthikanti 2022, appendix B.
+    that is gathered and the output before it is scattered. Activation offload keeps one layer of them (two in turn) on the device, and as
+    many more as the host has no `room` for. The output of a stage is freed once sent, and the embedding's dropout mask (1 byte) stays:
+    Korthikanti 2022, appendix B.
     """
     held = stage_layers(job, plan, stage)
     if job.model.mtp_layers:
@@ -161,8 +165,9 @@ def _activations(job: Job, plan: Plan, calibration: Calibration, microbatches: I
     full = fully_recomputed(plan)
     of_stage = np.where(full, whole * (1.0 - share) + redone * inputs, whole)
     offloaded = plan.offload & OFFLOADS["activations"] > 0
-    near = np.where(offloaded, np.minimum(of_stage, 2.0 * largest), of_stage)
     flights = in_flight(plan, microbatches, stage)
+    least = np.maximum(np.minimum(of_stage, 2.0 * largest), of_stage - room / np.maximum(flights, 1.0))
+    near = np.where(offloaded, least, of_stage)
     mask = (stage == 0) * (inputs / E) if job.model.dropout else 0.0
     blocks = 2.0 * E * shard(job, plan).tokens * job.model.hidden
     peak = np.where(full & (redone > 0), largest, 0.0) + blocks + _scores(job, plan)
