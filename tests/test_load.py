@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner import presets
 from tuner.cluster import Cluster, Gpu
 from tuner.errors import SpecError
 from tuner.load import MAX_BYTES, load_file, load_foreign_json, load_spec, load_yaml, parse_json, parse_yaml, read_text
@@ -201,6 +202,23 @@ def test_quantities_of_a_file_need_units_and_those_of_results_do_not() -> None:
 def test_what_is_no_mapping(data: object) -> None:
     with pytest.raises(SpecError, match=r"must be a mapping with the keys of a Model .*known: name, layers"):
         load_spec(Model, data, "m.yaml")
+
+
+def test_what_yaml_refuses_is_reported_with_what_the_spec_does(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("name: x\nlayerz: 4\nhidden: -5\nffn_hidden: .nan\nheads: 8\nvocab: 100\nvocab: 200\n")
+    with pytest.raises(SpecError) as caught:
+        presets.model(str(path))
+    said = str(caught.value)
+    for words in (
+        "ffn_hidden = .nan: must be a finite number",
+        "vocab: stands twice",
+        "layerz: unknown key",
+        "layers: is missing",
+        "hidden = -5",
+    ):
+        assert words in said
+    assert said.count("ffn_hidden") == 1
 
 
 def test_a_file_becomes_a_spec(tmp_path: Path) -> None:

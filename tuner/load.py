@@ -19,11 +19,12 @@ from tuner.errors import Problem, SpecError, nearest, one_problem, printable
 from tuner.spec import checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tuner.spec import Spec
 
     S = TypeVar("S", bound=Spec)
+    T = TypeVar("T")
 
 MAX_BYTES = 4 * 2**20  # the largest real config.json has 60 kB
 _MAX_DEPTH = 50
@@ -88,6 +89,14 @@ def load_foreign_json(path: Path) -> Any:
 
 def parse_yaml(text: str, where: str) -> Any:
     """Return the value of a YAML text with one document. Tags, duplicate keys, NaN and infinity are refused."""
+    value, problems = _read_yaml(text, where)
+    if problems:
+        raise SpecError(problems)
+    return value
+
+
+def _read_yaml(text: str, where: str) -> tuple[Any, list[Problem]]:
+    """Return the value of a YAML text and what is wrong with single values in it."""
     reader = _YamlReader(text, where)
     try:
         value = reader.document()
@@ -96,11 +105,9 @@ def parse_yaml(text: str, where: str) -> Any:
         raise _refusal(where + line, f"is not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise _refusal(where, f"is not YAML: {str(error).splitlines()[0]}") from None
-    if reader.problems:
-        raise SpecError(reader.problems)
-    if value is None:
+    if value is None and not reader.problems:
         raise _refusal(where, "is empty")
-    return value
+    return value, reader.problems
 
 
 def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
@@ -150,7 +157,22 @@ def load_spec(kind: type[S], data: Any, where: str, *, units: bool = True) -> S:
 
 def load_file(kind: type[S], path: Path) -> S:
     """Return the Spec of `kind` in a YAML or JSON file."""
-    return load_spec(kind, load_yaml(path), str(path))
+    return read_spec(path, lambda data: load_spec(kind, data, str(path)))
+
+
+def read_spec(path: Path, make: Callable[[Any], T]) -> T:
+    """Return what `make` makes of a file's content. What YAML itself refuses is reported together with what `make` does."""
+    if path.suffix.lower() == ".json":
+        return make(load_yaml(path))
+    value, problems = _read_yaml(read_text(path), str(path))
+    if not problems:
+        return make(value)
+    known = {problem.path for problem in problems}
+    try:
+        make(value)
+    except SpecError as error:
+        problems = [*problems, *(problem for problem in error.problems if problem.path not in known)]
+    raise SpecError(problems)
 
 
 def _refusal(where: str, rule: str, hint: str = "") -> SpecError:

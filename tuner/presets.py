@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tuner.cluster import Cluster, Gpu
 from tuner.errors import SpecError, nearest, one_problem
 from tuner.job import Framework
-from tuner.load import load_foreign_json, load_spec, load_yaml, path_of
+from tuner.load import load_file, load_foreign_json, load_spec, load_yaml, path_of, read_spec
 from tuner.model import Model
 from tuner.verbs import callable_module
 
@@ -65,7 +65,12 @@ def model(text: str) -> Model:
     path = path or find("models", text)
     if _is_path(text):
         path = _inside(path)
-    data = load_foreign_json(path) if path.suffix.lower() == ".json" else load_yaml(path)
+    if path.suffix.lower() == ".json":
+        return _model_of(load_foreign_json(path), path)
+    return read_spec(path, lambda data: _model_of(data, path))
+
+
+def _model_of(data: Any, path: Path) -> Model:
     if isinstance(data, dict) and _is_hugging_face(data, path):
         from tuner.hf_config import read_hf_config
 
@@ -83,13 +88,13 @@ def _inside(path: Path) -> Path:
 def gpu(text: str) -> Gpu:
     """Return an accelerator: a preset or a YAML file."""
     path = find("gpus", text)
-    return load_spec(Gpu, load_yaml(path), str(path))
+    return load_file(Gpu, path)
 
 
 def framework(text: str) -> Framework:
     """Return a training framework: a preset or a YAML file."""
     path = find("frameworks", text)
-    return load_spec(Framework, load_yaml(path), str(path))
+    return load_file(Framework, path)
 
 
 def cluster(text: str) -> Cluster:
@@ -144,7 +149,10 @@ def _fields(cluster: Cluster) -> dict[str, Any]:
 
 
 def _read_cluster(path: Path) -> Cluster:
-    data = load_yaml(path)
+    return read_spec(path, lambda data: _cluster_of(data, path))
+
+
+def _cluster_of(data: Any, path: Path) -> Cluster:
     if isinstance(data, dict) and isinstance(data.get("gpu"), str):
         try:
             data = data | {"gpu": gpu(data["gpu"])}

@@ -16,7 +16,7 @@ from tuner import presets
 from tuner.cluster import Cluster
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.job import PRECISIONS, AttentionKernel, Framework, Job, Task
-from tuner.load import load_spec, load_yaml
+from tuner.load import load_spec, read_spec
 from tuner.model import Model
 from tuner.plan_text import parse_knobs, split_knobs
 from tuner.units import parse_quantity
@@ -123,7 +123,10 @@ def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:
 def _job_file(name: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     """Return what a job file says, as texts; a model or cluster file is looked for beside it. Keys of other verbs are left out."""
     path = presets.find("jobs", str(name))
-    data = load_yaml(path)
+    return read_spec(path, lambda data: _job_of(data, path, keys))
+
+
+def _job_of(data: Any, path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise one_problem(str(path), "", None, "must be a mapping, like model: llama3-70b")
     known = [f.name for f in dataclasses.fields(Request) if f.name != "job"]
