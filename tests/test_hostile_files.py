@@ -56,8 +56,8 @@ def broken(whole: Any, at: tuple[Any, ...], value: Any) -> Any:
 
 def numbers(value: Any) -> list[float]:
     if isinstance(value, dict):
-        signed = value.get("name") == "measured_runs"  # what they take off is below zero
-        value = [inner for name, inner in value.items() if name != "measured_runs" and not (signed and name == "value")]
+        below_zero = value.get("name") == "measured_runs"  # what they take off
+        value = [] if below_zero else [inner for name, inner in value.items() if name != "measured_runs"]
     if isinstance(value, list):
         return [number for inner in value for number in numbers(inner)]
     return [value] if isinstance(value, (int, float)) else []
