@@ -8,8 +8,8 @@ the job's features x; rho_k(l) = exp(-(z_k - z'_k)^2 / 2l) over one knob z_k of 
         + pair (1 + [G]) / 2 kj(pair_job_reach) sum over pairs (k, l) of rho_k(pair_reach) rho_l(pair_reach)
 
 The correction is a sum over knobs and a few pairs of them, so on an open grid it is small tables over one or two axes, and one formula
-serves a plan and a grid.
-Far from every run the correction fades to none and the interval widens to the prior's.
+serves a plan and a grid. Far from every run it fades to what all runs of the framework and GPU share, and the interval widens to the
+prior's.
 Source: Rasmussen and Williams 2006, Gaussian Processes for Machine Learning, equations 2.25 and 2.26; additive kernels: Duvenaud 2011,
 arXiv 1112.4394.
 """
@@ -51,9 +51,9 @@ KNOBS: tuple[tuple[str, Callable[[int], float]], ...] = (
     ("zero", float),
 )
 # Pairs of knobs (places in KNOBS) that act together: the size of products and messages, and how the pipeline fills.
-OUTSIDE = 3.0
-NOISE_REACH = 4.0  # squared doublings over which runs are taken to be as noisy as each other
 PAIRS = ((0, 5), (1, 5), (0, 1))
+OUTSIDE = 3.0  # doublings between a job inside one NVLink domain and one beyond it
+NOISE_REACH = 4.0  # squared doublings over which runs are taken to be as noisy as each other
 FIELDS = tuple(dict.fromkeys(name for name, _ in KNOBS))
 JOB_COLUMNS = ("hidden", "layers", "seq_len", "gpus", "global_batch", "domain", "moe", "mla")
 COLUMNS = ("id", "gpu", "release", "precision", *JOB_COLUMNS, *FIELDS, "log_error", "noise", "weight", "reach")
@@ -294,14 +294,14 @@ def known_release(release: str, known: Sequence[str]) -> str:
 
 
 def correction(job: Job, plan: Plan, residual: Residual) -> Floats:
-    """Return the factor of the step time that the runs speak for: the exponential of the process's mean, broadcasting as the plan."""
+    """Return the factor of the figure that the runs speak for: the exponential of the process's mean, broadcasting as the plan."""
     kernel, weights, runs = residual.kernel, residual.solved.weights, residual.solved.runs
     shared = _to_runs(residual, job)
+    slopes = weights * shared.knobs
     found: Floats = math.exp(float(np.sum(weights * shared.same)))
     for k, (name, at) in enumerate(KNOBS):
         field = getattr(plan, name)
         values, where = np.unique(field, return_inverse=True)
-        slopes = weights * shared.knobs
         table = [_factor(slopes * _rho(kernel.plan_reach, at(value), runs.knobs[:, k])) for value in values.tolist()]
         found = found * np.array(table)[where].reshape(np.shape(field))
     for pair in PAIRS:
