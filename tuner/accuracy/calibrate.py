@@ -23,6 +23,7 @@ import numpy as np
 from tuner.accuracy.rows import read_files
 from tuner.cost_model.calibration import CalibrationFile, Override, calibration_for, layered
 from tuner.cost_model.fit.coefficients import CLEARLY, MOST_SPREAD, WORST, Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
+from tuner.cost_model.fit.files import write
 from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
 from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
 from tuner.errors import printable
@@ -273,13 +274,11 @@ def _judged_of(rows: tuple[Path, ...], framework: str) -> Written:
 
 
 def put(path: Path, text: str) -> None:
-    """Write a file whole or not at all; an empty text removes it."""
-    if not text:
+    """Write a calibration file; an empty text removes it."""
+    if text:
+        write(path, text)
+    else:
         path.unlink(missing_ok=True)
-        return
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def _origin(row_id: str) -> str:

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +15,7 @@ import yaml
 from tuner.cost_model.calibration import COLLECTIVES, DTYPES, POOLED, CalibrationFile
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
 from tuner.cost_model.fit import attention, experts, gemm, links, published
+from tuner.cost_model.fit.files import write
 from tuner.cost_model.fit.score import parts
 from tuner.cost_model.fit.tables import Table, errors, find_gpu, find_link, named, read, split
 from tuner.errors import TunerError, one_problem
@@ -153,19 +152,6 @@ def dump(file: CalibrationFile) -> str:
     return "# Written by `python -m tuner.cost_model.fit`; change the fit, not this file.\n" + yaml.dump(
         data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140
     )
-
-
-def write(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 class Layered(NamedTuple):
