@@ -72,7 +72,8 @@ def told_without(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linearised:
     """A framework's rows: log errors (n,) without its coefficients and with them, their derivative (n, k) by the logarithms of the
-    coefficients, where these stand (k,) from the prior, and the prior's doubt (k,).
+    coefficients, where these stand (k,) from the prior, and the prior's doubt (k,); the half-width of the interval, as a logarithm, of a
+    framework that was never measured.
     """
 
     items: list[Scored]
@@ -83,6 +84,7 @@ class Linearised:
     slope: Any
     moved: Any
     doubt: Any
+    unmeasured: float
 
 
 def linearised(items: Sequence[Scored], calibration_of: Callable[[Job], Calibration]) -> Linearised:
@@ -109,20 +111,23 @@ def linearised(items: Sequence[Scored], calibration_of: Callable[[Job], Calibrat
         slope=np.stack(slopes, axis=-1) if slopes else np.zeros((len(ordered), 0)),
         moved=np.log([values[name] / prior[name] for name in values]) if values else np.zeros(0),
         doubt=np.array([DOUBT[name][0] for name in values]),
+        unmeasured=float(np.log1p(next(iter(bases.values()))["time_spread_90"])),
     )
+
+
+def enough(of: Linearised, rest: Any) -> bool:
+    """Whether the rows `rest` (indices) would make a calibration; one that never saw any of the rows stays as it is."""
+    return unseen(of) or (len(rest) >= FEWEST_ROWS and len({id(of.items[i].row.job) for i in rest.tolist()}) >= FEWEST_JOBS)
 
 
 def refitted(of: Linearised, rest: Any) -> Any:
     """Return the log errors of all rows with the coefficients of the rows `rest` (indices) alone: reweighted least squares for the
     Cauchy loss of the fit, on its derivative. Too few rows leave the prior.
     """
-    if not len(of.doubt):
+    if not len(of.doubt) or not enough(of, rest):
         return of.bare
     if unseen(of):
         return of.fitted
-    jobs = {id(of.items[i].row.job) for i in rest.tolist()}
-    if len(rest) < FEWEST_ROWS or len(jobs) < FEWEST_JOBS:
-        return of.bare
     slope, step = of.slope[rest], np.zeros(len(of.doubt))
     for _ in range(ITERATIONS):
         errors = of.fitted[rest] + slope @ step
@@ -144,9 +149,11 @@ def _told(of: Linearised, left: Left) -> dict[int, Prediction]:
     process = _process(of)
     for group in np.unique(groups):
         these = np.flatnonzero(groups == group)
-        errors = refitted(of, np.flatnonzero(groups != group))
-        mean, half = np.zeros(len(these)), np.full(len(these), np.log1p(of.calibration["time_spread_90"]))
-        if process is not None:
+        rest = np.flatnonzero(groups != group)
+        errors, known = refitted(of, rest), enough(of, rest)
+        spread90 = float(np.log1p(of.calibration["time_spread_90"])) if known else of.unmeasured
+        mean, half = np.zeros(len(these)), np.full(len(these), spread90)
+        if process is not None and known:
             inverse, runs, before = process
             bounded = np.concatenate([runs.log_error[:before], np.clip(errors, -WORST, WORST)])
             held = without(inverse, bounded, inverse @ bounded, runs, these + before)
