@@ -11,7 +11,7 @@ from tests.terminal import ROOT
 
 # The first prefix that matches names the level. Files of one entry may import each other where a package is named as a whole.
 LEVELS: tuple[tuple[str, float], ...] = (
-    ("tuner.errors", 0), ("tuner.verbs", 0), ("tuner.units", 0.1), ("tuner.arrays", 0), ("tuner.spec", 0),
+    ("tuner.errors", 0), ("tuner.verbs", 0), ("tuner.units", 0.1), ("tuner.arrays", 0), ("tuner.spec", 0), ("tuner.files", 0),
     ("tuner.model", 1), ("tuner.cluster", 1), ("tuner.job", 1.2), ("tuner.plan_text", 1.1), ("tuner.plan_defaults", 9.1),
     ("tuner.plan", 1), ("tuner.measurement", 1.3), ("tuner.load", 2), ("tuner.hf_config", 2.1), ("tuner.presets", 2.2),
     ("tuner.cost_model.curves", 2.9), ("tuner.cost_model.calibration", 3), ("tuner.cost_model.rules", 3), ("tuner.cost_model.params", 4),

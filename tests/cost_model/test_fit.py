@@ -11,10 +11,10 @@ from tuner.cost_model.collectives import Group, collective_seconds
 from tuner.cost_model.curves import Fit, GemmCurve, Tile
 from tuner.cost_model.fit import attention, experts, gemm, lattice, links, published
 from tuner.cost_model.fit.__main__ import dump, main
-from tuner.cost_model.fit.files import write
 from tuner.cost_model.fit.tables import SOURCE, Table, errors, find_gpu, find_link, named, read, split
 from tuner.cost_model.roofline import attention_seconds, gemm_seconds
 from tuner.errors import SpecError
+from tuner.files import write
 from tuner.load import load_spec, load_yaml
 
 TRUE = GemmCurve(

@@ -23,10 +23,10 @@ import numpy as np
 from tuner.accuracy.rows import read_files
 from tuner.cost_model.calibration import CalibrationFile, Override, calibration_for, layered
 from tuner.cost_model.fit.coefficients import CLEARLY, MOST_SPREAD, WORST, Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
-from tuner.cost_model.fit.files import write
 from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
 from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
 from tuner.errors import printable
+from tuner.files import write
 from tuner.load import load_spec, load_yaml
 
 if TYPE_CHECKING:

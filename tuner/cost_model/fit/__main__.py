@@ -15,10 +15,10 @@ import yaml
 from tuner.cost_model.calibration import COLLECTIVES, DTYPES, POOLED, CalibrationFile
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
 from tuner.cost_model.fit import attention, experts, gemm, links, published
-from tuner.cost_model.fit.files import write
 from tuner.cost_model.fit.score import parts
 from tuner.cost_model.fit.tables import Table, errors, find_gpu, find_link, named, read, split
 from tuner.errors import TunerError, one_problem
+from tuner.files import write
 
 # GPUs that another one's curves stand for when they have no table: the same silicon with other clocks, memory or links.
 RELATIVES = {

@@ -1,0 +1,1 @@
+"""Launchers' logs: step times, memory, what went wrong."""
