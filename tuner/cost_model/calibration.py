@@ -286,6 +286,19 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     return layered(base, over)
 
 
+def before_fit(gpu: Gpu, framework: str) -> Calibration:
+    """Return what a framework's coefficients are fitted on top of: the calibration of the GPU and the framework's files that are kept by
+    hand (all but its own and that of its memory, which the fit writes).
+    """
+    folder = configs_dir() / "calibrations"
+    base = calibration_for("auto", gpu)
+    for path in sorted(folder.glob(f"{framework}-*.yaml")):
+        over = _read(path)
+        if over.framework == framework and not over.name.endswith(MEMORY):
+            base = layered(base, over)
+    return base.model_copy(update={"framework": ""})
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
