@@ -114,8 +114,8 @@ def replay(
         "max_regret": max(regrets, default=None),
         "mean_failed_runs": fmean(one["failed_runs"] for one in plain) if plain else None,
         "apart": {
-            "series": len(found) - len(plain),
-            "mean_regret": fmean(r) if (r := [o["regret"] for o in found if o["apart"]]) else None,
+            "series": len(apart),
+            "mean_regret": fmean(apart) if apart else None,
         },
     }
 
