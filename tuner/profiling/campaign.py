@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tuner.search.sampler import PlanSampler
 
 POLL_S = 0.2
+STARTUP_S = 60.0  # of a run: imports, communicators, compilation; what a short run costs besides its steps
 MOST_FAULTS = 3  # faults of the machine in a row after which nothing more is started
 NORMAL_90 = 1.645
 LEDGER, TRIALS = "measurements.jsonl", "trials"
