@@ -289,6 +289,17 @@ def read_log(path: Path, launcher: str) -> Parsed:
     return reader.parsed()
 
 
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a log file, of each so much as is read. Raises OSError."""
+    rest = b""
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            *whole, rest = re.split(rb"[\r\n]+", rest + data)
+            yield from (line.decode("utf-8", "replace") for line in whole)
+            rest = rest[:LONGEST_LINE]
+    yield rest.decode("utf-8", "replace")
+
+
 def launcher_of(lines: Iterable[str]) -> str | None:
     """Return whose log this is: by what only that launcher prints, else by the packages that it names; None where nothing tells."""
     order = list(FORMATS.values())
