@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import tuner
 from tests.terminal import run
@@ -20,6 +23,21 @@ from tuner.logged import LOGS_OF, WITHOUT_LOGS, kind_of, read_logs
 LOGS = Path(__file__).parent / "fixtures/logs"
 JOB: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100x64", "seq_len": 8192, "global_batch": 128}
 OPTIONS = ("-m", "llama3-8b", "-c", "h100x64", "-s", "8192", "-b", "128")
+KEYS = (
+    "log",
+    "current",
+    "plan",
+    "model",
+    "cluster",
+    "seq_len",
+    "global_batch",
+    "framework",
+    "release",
+    "precision",
+    "gpus",
+    "task",
+    "tokens",
+)
 PLANS = ("tp=1,zero=1,recompute=full", "tp=2,zero=1", "tp=2,pp=2,zero=1", "tp=4,zero=1", "tp=4,pp=2,zero=1", "tp=8,zero=1")
 
 
@@ -199,6 +217,28 @@ def test_a_wrong_runs_file_is_refused_with_its_place(tmp_path: Path, text: str, 
     (tmp_path / "runs.yaml").write_text(text)
     with pytest.raises(SpecError, match=words):
         read_logs([tmp_path / "runs.yaml"], {})
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 10**9) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+    | st.sampled_from(["tp=2", "a.log", "tiny", "h100x64", "8k", "megatron-lm", "runs", "log", "current"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    top=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), runs=st.lists(st.dictionaries(st.sampled_from(KEYS), VALUES)) | VALUES
+)
+def test_no_runs_file_raises_anything_but_what_a_person_can_act_on(tmp_path: Path, top: dict[str, Any], runs: Any) -> None:
+    if not (tmp_path / "a.log").exists():
+        megatron(tmp_path / "a.log", 1.0)
+    (tmp_path / "runs.yaml").write_text(json.dumps(JOB | top | {"runs": runs}))
+    with suppress(SpecError):
+        rows, logs = read_logs([tmp_path / "runs.yaml"], {})
+        assert len(logs) == len(runs)
+        assert all(row.step_s and row.step_s > 0 for row in rows)
 
 
 def test_refusals_of_the_command_line(folder: Path) -> None:

@@ -120,11 +120,12 @@ def test_deepspeed_prints_in_three_ways() -> None:
         ("nanotron", "allocated", {-1: 30929 * MIB}),
         ("primus", "device", {-1: 153.81 * GIB, 1: 163.5 * GIB}),
         ("workload", "device", {0: 500e6, 1: 501e6, 2: 502e6, 3: 503e6}),
-        ("nemo", "device", {}),
+        ("nemo", "allocated", {-1: 115792977920}),
+        ("nemo-bar", "device", {}),
     ],
 )
 def test_memory_by_rank(name: str, kind: str, peaks: dict[int, float]) -> None:
-    parsed = read(name, name)
+    parsed = read(name, name.removesuffix("-bar"))
     assert parsed.memory_kind == kind
     assert parsed.memory_bytes == pytest.approx(peaks)
 
