@@ -100,12 +100,22 @@ BOTH = (
 )
 
 
+def test_a_timer_that_counts_by_itself_makes_no_launches() -> None:
+    """Megatron-DeepSpeed from a checkpoint: DeepSpeed's timer counts from 1, the iterations go on from 200."""
+    lines = [part.replace("=19", f"={n}").replace("      19/", f"{n + 199:8d}/") for n in range(1, 9) for part in BOTH.splitlines()]
+    parsed = parse_log(lines, "deepspeed")
+    assert [(step.number, step.launch) for step in parsed.steps] == [(n, 0) for n in range(200, 208)]
+    timing = timed(parsed, llama_job())
+    assert timing is not None
+    assert (timing.step_s, timing.steps) == (14.2875, 5)
+
+
 def test_deepspeed_prints_in_three_ways() -> None:
     parsed = parse_log(PIPELINE.splitlines(keepends=True), "deepspeed")
     assert [(s.number, s.seconds, s.loss) for s in parsed.steps] == [(10, 0.186, 0.0585), (20, 0.18, 0.0485)]
     assert launcher_of(PIPELINE.splitlines()) == "deepspeed"
-    both = parse_log(BOTH.splitlines(keepends=True), "deepspeed")  # Megatron-DeepSpeed: two records of one step
-    assert both.steps == (Step(number=19, seconds=14.2875, samples_per_s=61.3, loss=5.9),)
+    both = parse_log(BOTH.splitlines(keepends=True), "deepspeed")  # Megatron-DeepSpeed: its own line is the better one
+    assert both.steps == (Step(number=19, seconds=14.2875, loss=5.9),)
     assert launcher_of(BOTH.splitlines()) == "deepspeed"
 
 

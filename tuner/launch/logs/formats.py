@@ -80,10 +80,11 @@ def figure(word: str, before: str = "", scale: float = 1.0, units: Mapping[str, 
 class Format:
     """A launcher's log.
 
-    starts: what begins a record of a step; its first group is the step's number, unless `number` says it (an empty group: only that says
-    it); nan: what says that the loss was no number, where it is then left out; averaged: whether a record is the mean since the record
-    before; settles: steps whose time means nothing, warm-up apart; memory: peaks by what they count, best first; stated: what it says of
-    job and plan; marks: what only this launcher prints; hints: what logs without a step hold.
+    starts: what begins a record of a step, best first (of several kinds in one log the best is read); its first group is the step's
+    number, unless `number` says it (an empty group: only that says it); nan: what says that the loss was no number, where it is then left
+    out; averaged: whether a record is the mean since the record before; settles: steps whose time means nothing, warm-up apart; memory:
+    peaks by what they count, best first; stated: what it says of job and plan; marks: what only this launcher prints; hints: what logs
+    without a step hold.
     """
 
     name: str
@@ -176,9 +177,9 @@ FORMATS: dict[str, Format] = {
         Format(
             name="deepspeed",
             starts=(
-                pattern("RunningAvg", r"\bglobal_step=(\d{1,12}), RunningAvg"),
-                pattern("steps:", r"\bsteps:\s{0,9}(\d{1,12})(?=\s{1,9}loss:)"),
                 _ITERATION,
+                pattern("steps:", r"\bsteps:\s{0,9}(\d{1,12})(?=\s{1,9}loss:)"),
+                pattern("RunningAvg", r"\bglobal_step=(\d{1,12}), RunningAvg"),
             ),
             seconds=(figure("iter time (s):"), _ELAPSED),
             samples_per_s=(figure("CurrSamplesPerSec="),),

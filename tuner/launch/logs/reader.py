@@ -54,7 +54,7 @@ class LogReader:
     """Takes a launcher's log as it comes: `write` bytes as they are read from a file, or `feed` single lines, then `parsed`.
 
     failure: the first thing with which a run cannot go on (out of memory, an exception, a lost node), as soon as its line has come;
-    progress: how many different steps were logged so far.
+    progress: how many different steps were logged so far. kind: which of the format's starts of records is read.
     """
 
     launcher: str
@@ -67,10 +67,12 @@ class LogReader:
     compute_s: dict[int, float] = field(default_factory=dict)
     sources: dict[str, Source] = field(default_factory=dict)
     launch: int = 0
+    kind: int = 0
     rest: bytes = b""
 
     def __post_init__(self) -> None:
         self.format = format_of(self.launcher)
+        self.kind = len(self.format.starts)
 
     @property
     def failure(self) -> Fault | None:
@@ -116,11 +118,14 @@ class LogReader:
 
     def _records(self, text: str, source: str, cut: bool) -> None:
         """Take the steps of a line: each record ends where the next begins."""
-        starts = sorted((m for pattern in self.format.starts for m in pattern.matches(text)), key=lambda m: m.start())
-        for match, following in zip(starts, [*(m.start() for m in starts[1:]), len(text)], strict=False):
-            record = text[match.start() : following]
+        found = [(m.start(), rank, m) for rank, start in enumerate(self.format.starts) for m in start.matches(text)]
+        found.sort(key=lambda item: item[:2])
+        for (at, rank, match), following in zip(found, [*(item[0] for item in found[1:]), len(text)], strict=False):
+            record = text[at:following]
             number = self._number(match, record)
-            if number is not None:
+            if number is not None and rank <= self.kind:
+                if rank < self.kind:  # DeepSpeed's timer counts from 0 in each launch, Megatron's lines beside it do not
+                    self.kind, self.launch, self.steps, self.sources = rank, 0, {}, {}
                 self._step(step_of(self.format, number, record, cut and following == len(text)), source)
 
     def _number(self, start: re.Match[str], record: str) -> int | None:
