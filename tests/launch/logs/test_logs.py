@@ -209,6 +209,8 @@ def test_what_went_wrong(name: str, launcher: str, oom: bool, infrastructure: bo
         ("NCCL error: transport retry counter exceeded", "peer"),
         ("usage: pretrain.py\npretrain.py: error: unrecognized arguments: --tensor", "failed"),
         ("Fatal Python error: Segmentation fault", "failed"),
+        ("/opt/venv/bin/python3.11: can't open file '/opt/train.py': [Errno 2] No such file or directory", "failed"),
+        ("torchrun: error: argument --nnodes: invalid value", "failed"),
         ("srun: error: node1: task 3: Exited with exit code 1", "summary"),
         # nothing of these is a failure
         ("[W1103 07:20:00 socket.cpp:697] [c10d] The client socket cannot be initialized: Connection refused", None),
@@ -252,6 +254,29 @@ def test_an_exception_of_any_name_ends_a_traceback() -> None:
     assert parse_log(lines, "workload").error == "mine.NothingFits: no plan"
     between = [*lines[:3], "INFO: another rank", "Building model", "KeyError: 'x'"]
     assert parse_log(between, "workload").error == "KeyError: 'x'"
+
+
+def test_what_python_goes_on_after_is_no_failure_and_what_follows_is() -> None:
+    ignored = [
+        "Exception ignored in: <function F.__del__ at 0x7f>",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1',
+        "OSError: [Errno 5]",
+    ]
+    assert parse_log(ignored, "workload").error == ""
+    assert parse_log(["Exception ignored in: <stdout>", "BrokenPipeError: [Errno 32] Broken pipe"], "workload").error == ""
+    real = [
+        "Traceback (most recent call last):",
+        '  File "b.py", line 2, in f',
+        "    raise E('Connection reset by peer')",
+        "ValueError: no",
+    ]
+    assert parse_log([*ignored, *real], "workload").error == "ValueError: no"
+    assert parse_log([*ignored[:3], *real], "workload").error == "ValueError: no"  # of another rank, without prefix
+    frames = LogReader("workload")
+    for line in real[:3]:
+        frames.feed(line)
+    assert frames.faults.cause is None  # what a frame quotes is none
 
 
 def test_progress_counts_steps_as_they_come() -> None:

@@ -118,14 +118,14 @@ class LogReader:
 
     def _records(self, text: str, source: str, cut: bool) -> None:
         """Take the steps of a line: each record ends where the next begins."""
-        found = [(m.start(), rank, m) for rank, start in enumerate(self.format.starts) for m in start.matches(text)]
+        found = [(m.start(), kind, m) for kind, start in enumerate(self.format.starts) for m in start.matches(text)]
         found.sort(key=lambda item: item[:2])
-        for (at, rank, match), following in zip(found, [*(item[0] for item in found[1:]), len(text)], strict=False):
+        for (at, kind, match), following in zip(found, [*(item[0] for item in found[1:]), len(text)], strict=False):
             record = text[at:following]
             number = self._number(match, record)
-            if number is not None and rank <= self.kind:
-                if rank < self.kind:  # DeepSpeed's timer counts from 0 in each launch, Megatron's lines beside it do not
-                    self.kind, self.launch, self.steps, self.sources = rank, 0, {}, {}
+            if number is not None and kind <= self.kind:
+                if kind < self.kind:  # DeepSpeed's timer counts from 0 in each launch, Megatron's lines beside it do not
+                    self.kind, self.launch, self.steps, self.sources = kind, 0, {}, {}
                 self._step(step_of(self.format, number, record, cut and following == len(text)), source)
 
     def _number(self, start: re.Match[str], record: str) -> int | None:

@@ -46,7 +46,8 @@ PEER = re.compile(
 )
 CERTAIN_PEER = re.compile(r"\bWatchdog caught collective operation timeout\b")
 PLAIN = re.compile(
-    r"^[\w./-]{1,200}\.py: error: \S|^Fatal Python error: |\bSegmentation fault\b|\bBus error\b|^\s{0,9}what\(\):\s{1,9}\S"
+    r"^(?:[\w./-]{1,200}\.py|torchrun|deepspeed|accelerate): error: \S|^[\w./-]{0,200}python[\d.]{0,5}: (?:can't open|No module named)"
+    r"|^Fatal Python error: |\bSegmentation fault\b|\bBus error\b|^\s{0,9}what\(\):\s{1,9}\S"
     r"|^(?:\S{0,200}bash|/bin/sh|sh): .{0,200}(?:command not found|No such file or directory|Permission denied)"
 )
 SUMMARY = re.compile(
@@ -59,7 +60,7 @@ WORDS = (
     "error", "memory", "oom", "alloc", "exhausted", "failure", "due to", "ecc", "nvrm", "gpu is lost", "gpu has fallen", "cuda-capable",
     "no space", "quota", "stale", "errno 5", "not yet initialized", "nvml", "collective operation", "nccl", "connection", "broken pipe",
     "transport retry", "ibv_wc", "socket", "heartbeat", "rendezvous", "deadline_exceeded", "unavailable", "fault", "what():", "not found",
-    "no such file", "denied", "signal", "exitcode", "killed", "aborted", "cancelled",
+    "no such file", "can't open", "no module named", "denied", "signal", "exitcode", "killed", "aborted", "cancelled",
 )  # fmt: skip
 # Exceptions by which a launcher, a wrapper or a watchdog tells of another process's end.
 SECONDARY = re.compile(
@@ -98,7 +99,10 @@ class Faults:
 
     def read(self, text: str, source: str) -> None:
         """Take a line without colours and prefix; source: the prefix, which tells whose line it is."""
-        fault = self._exception(text, source) or plain_fault(text)
+        before = self.inside.get(source, "")
+        fault = self._exception(text, source, before)
+        if fault is None and not before.startswith("ignored") and not (before and text[:1].isspace()):
+            fault = plain_fault(text)  # what a frame quotes of its source is none
         if fault is None:
             return
         if self.cause is None or RANK[fault.kind] < RANK[self.cause.kind]:
@@ -106,26 +110,24 @@ class Faults:
         if fault.at_once and self.first is None:
             self.first = fault
 
-    def _exception(self, text: str, source: str) -> Fault | None:
-        """Return the fault that an exception's line tells, which ends a traceback of the same source."""
-        before = self.inside.get(source)
-        if TRACEBACK in text:
-            if before != "ignored" and len(self.inside) < MOST_SOURCES:
-                self.inside[source] = "frame"
+    def _exception(self, text: str, source: str, before: str) -> Fault | None:
+        """Return the fault that an exception's line tells, which ends a traceback of the same source. before: "" outside of one, "frame"
+        or "other" behind a line of it or of another rank, "ignored" and "ignored frame" in one that Python goes on after.
+        """
+        if TRACEBACK in text or text.startswith(IGNORED_TRACEBACK):
+            if len(self.inside) < MOST_SOURCES:
+                self.inside[source] = "ignored" if TRACEBACK not in text else "ignored frame" if before == "ignored" else "frame"
             return None
-        if text.startswith(IGNORED_TRACEBACK):
-            self.inside[source] = "ignored"
-            return None
-        if before is None or not text.strip():
+        if not before or not text.strip():
             return None
         if text[:1].isspace():
-            self.inside[source] = "ignored" if before == "ignored" else "frame"
+            self.inside[source] = "frame" if before == "other" else before
             return None
-        if not (EXCEPTION.search(text) or (before != "other" and BEHIND_FRAME.search(text) and not LOG_LEVEL.search(text))):
-            self.inside[source] = "ignored" if before == "ignored" else "other"  # a line of another rank in between
+        if not (EXCEPTION.search(text) or (before == "frame" and BEHIND_FRAME.search(text) and not LOG_LEVEL.search(text))):
+            self.inside[source] = "other" if before == "frame" else before
             return None
         del self.inside[source]
-        return None if before == "ignored" else exception_fault(text)
+        return None if before.startswith("ignored") else exception_fault(text)
 
 
 def reason_of(text: str) -> str:
