@@ -179,9 +179,9 @@ def test_a_contradiction_is_an_error(name: str, options: dict[str, Any], words: 
     ("name", "plan", "why"),
     [
         ("oom", "tp=1", "ran out of memory, which a fit of step times has no use for: torch.OutOfMemoryError"),
-        ("watchdog", "tp=1", "no step time is left of 1 logged steps behind 3 warm-up steps; it ended with: .E1103"),
+        ("watchdog", "tp=1", "no step time is left behind 3 warm-up steps (1 logged); it ended with: .E1103"),
         ("refused", "tp=1", "no step is logged; it ended with: AssertionError: uneven"),
-        ("host-memory", "tp=1", "no step time is left of 1 logged steps behind 3 warm-up steps; it ended with: out of host memory"),
+        ("host-memory", "tp=1", "no step time is left behind 3 warm-up steps (1 logged); it ended with: out of host memory"),
     ],
 )
 def test_a_log_without_a_step_time_is_left_out_with_its_reason(name: str, plan: str, why: str) -> None:

@@ -277,7 +277,7 @@ def why_not(parsed: Parsed, job: Job) -> str:
     ended = f"; it ended with: {parsed.error}" if parsed.error else ""
     if not parsed.steps:
         return f"no step is logged{ended}"
-    return f"no step time is left of {len(parsed.steps)} logged steps behind {WARMUP} warm-up steps{ended}"
+    return f"no step time is left behind {WARMUP} warm-up steps ({len(parsed.steps)} logged){ended}"
 
 
 def note_of(parsed: Parsed) -> str:

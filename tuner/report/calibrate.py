@@ -43,12 +43,13 @@ def _logs(logs: list[dict[str, Any]], page: Page) -> list[str]:
     """Return a line for each log that counts, what is to know of it, and those that are left out."""
     if not logs:
         return []
+    names = _names([log["log"] for log in logs])
     used = [log for log in logs if not log["why"]]
     spreads = ["" if log["spread_s"] is None else f"+-{seconds(log['spread_s'])}" for log in used]
     kinds = ["" if log["memory_bytes"] is None else f"{gigabytes(log['memory_bytes'])} {log['memory_kind']}" for log in used]
     table = Table(
         [
-            Column("log", [_short(log["log"]) for log in used], left=True),
+            Column("log", [names[log["log"]] for log in used], left=True),
             Column("launcher", [log["launcher"] for log in used], rank=3, left=True),
             Column("plan", [log["plan"] for log in used], rank=4, left=True),
             Column("step", [seconds(log["step_s"]) for log in used]),
@@ -60,10 +61,10 @@ def _logs(logs: list[dict[str, Any]], page: Page) -> list[str]:
     )
     lines = [*table.lines(page), *hidden_note(table, page)] if used else []
     for log in logs:
-        if log["note"]:
-            lines += wrapped(f"note: {_short(log['log'])}: {log['note']}", page, indent=6)
         if log["why"]:
-            lines += wrapped(f"left out: {_short(log['log'])}: {log['why']}", page, indent=6)
+            lines += wrapped(f"left out: {names[log['log']]}: {log['why']}", page, indent=6)
+        elif log["note"]:
+            lines += wrapped(f"note: {names[log['log']]}: {log['note']}", page, indent=6)
     return [*lines, ""]
 
 
@@ -71,6 +72,12 @@ def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
 
 
+def _names(paths: list[str]) -> dict[str, str]:
+    """Return what each path is called: its last part, or as much of its end as fits where two paths end alike."""
+    ends = [path.rpartition("/")[2] for path in paths]
+    alike = len(set(ends)) < len(set(paths))
+    return {path: _short(path if alike else end) for path, end in zip(paths, ends, strict=True)}
+
+
 def _short(name: str) -> str:
-    """Return a path's end where the whole is long."""
     return name if len(name) <= LONGEST_NAME else f"...{name[-LONGEST_NAME + 3 :]}"
