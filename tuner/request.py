@@ -123,10 +123,11 @@ def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:
 def _job_file(name: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     """Return what a job file says, as texts; a model or cluster file is looked for beside it. Keys of other verbs are left out."""
     path = presets.find("jobs", str(name))
-    return read_spec(path, lambda data: _job_of(data, path, keys))
+    return read_spec(path, lambda data: job_values(data, path, keys))
 
 
-def _job_of(data: Any, path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+def job_values(data: Any, path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return what the content of a job file says, as texts; keys that are not among `keys` are left out. Raises SpecError."""
     if not isinstance(data, dict):
         raise one_problem(str(path), "", None, "must be a mapping, like model: llama3-70b")
     known = [f.name for f in dataclasses.fields(Request) if f.name != "job"]

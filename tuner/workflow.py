@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tuner.found import SearchAnswer
     from tuner.health import DoctorAnswer
     from tuner.job import Job
+    from tuner.logged import Logged
     from tuner.measurement import Measurement
     from tuner.plan import Plan
     from tuner.shelf import PresetsAnswer
@@ -175,6 +176,7 @@ class CalibrateAnswer:
 
     own: OwnCalibration
     skipped: list[Skipped]
+    logs: list[Logged]
 
     @property
     def text(self) -> str:
@@ -195,27 +197,43 @@ class CalibrateAnswer:
             "tried": tried,
             "way": own.way,
             "helps": bool(own.text),
+            "too_few": own.too_few,
             "skipped": skipped,
+            "logs": [logged.record() | {"predicted_s": own.predicted_s.get(logged.log)} for logged in self.logs],
         }
 
 
-def calibrate(files: Any, *, name: str = "own", progress: Progress | None = None) -> CalibrateAnswer:
-    """Return the calibration of the measured rows of these JSONL files, where it clearly helps."""
-    from tuner.accuracy.own import own_calibration
+def calibrate(files: Any, *, name: str = "own", progress: Progress | None = None, **given: Any) -> CalibrateAnswer:
+    """Return the calibration of measured runs, where it clearly helps: rows of JSONL files, trainers' logs, and YAML files that name logs.
 
-    names = _listed(files)
-    if not names:
-        raise one_problem("rows", "", None, "are missing", "JSONL files with measured rows")
+    given: what the logs are of, with the arguments of the command line: model, cluster, seq_len, global_batch, framework, plan, ...
+    """
+    from tuner.accuracy.own import own_calibration
+    from tuner.logged import kind_of, left_out, read_logs
+
+    paths = [path_of(item) for item in _listed(files)]
+    if not paths:
+        raise one_problem("runs", "", None, "are missing", "JSONL files with measured rows, trainers' logs, or a YAML file that names logs")
     problems = Problems()
-    read = _rows(names, problems)
+    kinds = [kind_of(path) for path in paths]
+    of_logs = [path for path, kind in zip(paths, kinds, strict=True) if kind in ("log", "runs")]
+    if given and set(kinds) == {"rows"}:
+        problems.add(next(iter(given)), None, "is about trainers' logs, and no file is one", "rows of JSONL state their own job")
+    read = _rows([str(path) for path, kind in zip(paths, kinds, strict=True) if kind in ("rows", "unread")], problems)
+    measured, logs = problems.trying(lambda: read_logs(of_logs, given)) or ([], [])
     problems.raise_any()
-    rows = [row for _, (measurements, _) in read for row in measurements]
-    skipped = [item for _, (_, left_out) in read for item in left_out]
+    rows = [row for _, (measurements, _) in read for row in measurements] + measured
+    skipped = [item for _, (_, unstated) in read for item in unstated] + left_out(logs)
     if not rows and skipped:
-        raise one_problem("rows", skipped[0].id, f"{len(skipped)} rows, all skipped", f"must state enough: {skipped[0].why}")
+        raise one_problem(
+            "runs",
+            skipped[0].id,
+            f"{len(skipped)} runs, all skipped" if len(skipped) > 1 else "skipped",
+            f"must tell enough: {skipped[0].why}",
+        )
     if progress is not None:
-        progress(f"foretelling each of {len(rows)} rows without itself", 0, 1)
-    return CalibrateAnswer(own_calibration(rows, name), skipped)
+        progress(f"foretelling each of {len(rows)} runs without itself", 0, 1)
+    return CalibrateAnswer(own_calibration(rows, name), skipped, logs)
 
 
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:

@@ -10,14 +10,18 @@ from typing import Annotated
 import typer
 
 from tuner.cli.guard import guarded
-from tuner.cli.options import Show, unpacks
+from tuner.cli.options import JobOptions, RunOptions, Show, Without, given, unpacks
 from tuner.errors import one_problem
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,79}")
 
 SHORT = "A calibration from your own measured runs"
 HELP = """\
-A calibration from your own measured runs: JSONL files, one run a line, of one framework.
+A calibration from your own measured runs, all of one framework: logs of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, MaxText,
+DeepSpeed, nanotron, Primus; or JSONL files, one run a line.
+
+What logs are of is said by the options, one plan for all logs given; or, for logs of several plans, in a YAML file with the same job
+keys at its top and `runs: [{log: FILE, current: {tp: 8, pp: 4}}, ...]`, each with what differs.
 
 Each run is foretold without itself: by the shipped calibration, by your runs beside the shipped ones, and by your runs alone. What is
 clearly better than the shipped calibration is written to --out, for --calibration; if nothing is, nothing is written and the exit code
@@ -26,7 +30,10 @@ is 1. Three different layouts are the least. What is written goes to --calibrati
 \b
 Examples:
   tuner calibrate runs.jsonl -o ours.yaml
+  tuner calibrate runs.yaml -m llama3-8b -c h100x64 -s 8192 -b 512 -o ours.yaml
+  tuner calibrate a.log b.log -m llama3-8b -c h100x64 -s 8192 -b 512 -p tp=4,pp=2
 """
+UNUSED = Without(("calibration", "price", "tokens", "ramp_up", "task", "lora_rank"))
 
 
 def calibration_path(path: Path, files: list[str]) -> Path:
@@ -41,10 +48,15 @@ def calibration_path(path: Path, files: list[str]) -> Path:
 
 @unpacks
 def calibrate(
-    files: Annotated[list[str], typer.Argument(metavar="ROWS...", help="JSONL files of measured runs", show_default=False)],
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Trainers' logs, YAML files that name logs, JSONL files of runs", show_default=False),
+    ],
+    job: Annotated[JobOptions, UNUSED],
+    run_of: RunOptions,
     show: Show,
 ) -> None:
-    """Fit a calibration to measured rows."""
+    """Fit a calibration to measured runs."""
 
     def run() -> int:
         from tuner import workflow
@@ -54,7 +66,8 @@ def calibrate(
 
         path = None if show.out is None else calibration_path(out_path(show.out), files)
         with Progress(show.quiet) as progress:
-            answer = workflow.calibrate(files, **({} if path is None else {"name": path.stem}), progress=progress)
+            named = {} if path is None else {"name": path.stem}
+            answer = workflow.calibrate(files, **named, **given(job, run_of), progress=progress)
         if path is not None and answer.text:
             write_file(path, answer.text)
             note(f"wrote {path}", show)

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -184,6 +184,23 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The one plan that logs are of."""
+
+    plan: Annotated[
+        Text,
+        _opt("--plan", "--current", "-p", metavar="PLAN", text="What the logs were run with: tp=8,pp=2,recompute=full", panel="Plan"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Beside a group of options (Annotated[JobOptions, Without("price")]): those of it that a verb does not take."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Show:
     """Where the answer goes, and how much is said on the way."""
 
@@ -212,13 +229,22 @@ def given(*groups: Any) -> dict[str, Any]:
 
 
 def _filled(kind: Any, values: dict[str, Any]) -> Any:
-    return kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
+    return kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind) if f.name in values})
+
+
+def _pack(hint: Any) -> tuple[Any, tuple[str, ...]] | None:
+    """Return the group of options that a parameter's type is, and those of it that are left out; None for any other type."""
+    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return kind, tuple(name for extra in extras if isinstance(extra, Without) for name in extra.names)
 
 
 def unpacks(verb: Callable[..., None]) -> Callable[..., None]:
     """Return `verb` with each parameter whose type is one of these dataclasses laid out as its options."""
     hints = get_type_hints(verb, include_extras=True)
-    packs = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    found = {name: pack for name, hint in hints.items() if (pack := _pack(hint)) is not None}
+    packs = {name: kind for name, (kind, _) in found.items()}
 
     def command(**values: Any) -> None:
         packed = {name: _filled(kind, values) for name, kind in packs.items()}
@@ -230,7 +256,7 @@ def unpacks(verb: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         options = get_type_hints(packs[name], include_extras=True)
-        for field in dataclasses.fields(packs[name]):
+        for field in (field for field in dataclasses.fields(packs[name]) if field.name not in found[name][1]):
             parameters.append(
                 inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name])
             )
