@@ -1,0 +1,109 @@
+"""From a log and the way a run ended to its result."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tuner.launch.reading import facts, parse
+from tuner.launch.trial import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tuner.launch.logs.parsed import Parsed, Step
+    from tuner.launch.trial import End, Trial
+
+BUSY = 75  # exit code (sysexits.h, EX_TEMPFAIL) of a trial whose accelerators were not free
+STANDS_OUT = 1.1  # a rank whose own compute time is this many times the median
+
+Cut = Literal["", "stop", "wall", "quiet", "error", "infrastructure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended. exit_code: of its first process (negative: the signal; None: it was never started); cut: why it was ended before
+    its time ("" where it ended by itself), why: the same in words; nodes: where it ran; started, ended: seconds since 1970.
+    """
+
+    exit_code: int | None = None
+    cut: Cut = ""
+    why: str = ""
+    nodes: tuple[str, ...] = ()
+    started: float = 0.0
+    ended: float = 0.0
+    attempts: int = 1
+
+
+def result_of(trial: Trial, ending: Ending, lines: Sequence[str], launcher: str) -> Result:
+    """Return the result of a run with this log, which was written in the format of `launcher`."""
+    parsed, own = parse(lines, launcher), facts(lines)
+    timed = step_seconds(parsed.steps, trial)
+    end, reason = _end(trial, ending, parsed, len(timed))
+    return Result(
+        end=end, reason=reason[:2000], exit_code=ending.exit_code, steps=len(timed),
+        step_s=statistics.median(timed) if timed else None, spread_s=_spread(timed) if timed else None,
+        memory_bytes=max(parsed.memory_bytes.values(), default=None), memory_kind=parsed.memory_kind, nodes=ending.nodes,
+        started=ending.started, ended=ending.ended, attempts=ending.attempts, versions=own.versions, slowest_ranks=slowest(own.compute_s),
+    )  # fmt: skip
+
+
+def step_seconds(steps: Sequence[Step], trial: Trial) -> list[float]:
+    """Return seconds of each step past the warm-up. A rate in tokens/s of one accelerator is turned into seconds."""
+    job, plan = trial.job, trial.plan
+    sequences = trial.microbatches * int(plan.micro_batch) * int(plan.dp(job.gpus)) if trial.microbatches else job.global_batch
+    tokens = sequences * job.seq_len / job.gpus
+    timed = [s.seconds or (tokens / s.tokens_per_s if s.tokens_per_s else 0.0) for s in steps if _place(s, steps) >= trial.warmup]
+    return [seconds for seconds in timed if seconds > 0]
+
+
+def slowest(compute_s: Mapping[int, float]) -> tuple[int, ...]:
+    """Return the ranks whose compute time stands out, slowest first."""
+    usual = statistics.median(compute_s.values()) if compute_s else 0.0
+    return tuple(sorted((r for r, s in compute_s.items() if s > STANDS_OUT * usual), key=lambda r: -compute_s[r]))
+
+
+def _place(step: Step, steps: Sequence[Step]) -> int:
+    return step.number - steps[0].number
+
+
+def _spread(seconds: list[float]) -> float:
+    if len(seconds) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+def _end(trial: Trial, ending: Ending, parsed: Parsed, timed: int) -> tuple[End, str]:
+    """Return how a run ended and why; an own stop comes before what the log says after it, memory before other errors."""
+    if ending.cut == "stop":
+        return "stopped", ending.why
+    if parsed.oom:
+        return "oom", parsed.error
+    if ending.cut == "infrastructure" or ending.exit_code == BUSY:
+        return "infrastructure", ending.why or parsed.error or "the accelerators were not free"
+    if ending.cut in ("wall", "quiet"):
+        return _at_limit(trial, ending, parsed)
+    if ending.exit_code == 0 and timed:
+        return "ok", ""
+    if ending.exit_code == 0:
+        rule = f"no step was timed: the log has {len(parsed.steps)} steps, of which the first {trial.warmup} are warm-up"
+        return ("infrastructure" if parsed.infrastructure else "failed"), parsed.error or rule
+    return ("infrastructure" if parsed.infrastructure else "failed"), parsed.error or ending.why or exit_text(ending.exit_code)
+
+
+def _at_limit(trial: Trial, ending: Ending, parsed: Parsed) -> tuple[End, str]:
+    """A run that did all its steps and then hung while it shut down was measured all the same."""
+    if len(parsed.steps) >= trial.steps and not parsed.error:
+        return "ok", f"all {trial.steps} steps were done, but it did not end by itself: {ending.why}"
+    if parsed.infrastructure:
+        return "infrastructure", parsed.error
+    return "stopped", ending.why
+
+
+def exit_text(code: int | None) -> str:
+    """Return an exit code in words."""
+    if code is None:
+        return "it could not be started"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}, and no line of the log says why"
