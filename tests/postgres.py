@@ -28,8 +28,24 @@ def postgres() -> Iterator[str]:
     as_user = _as_user(folder)
     try:
         data, port = folder / "data", _free_port()
-        _run([programs / "initdb", "--pgdata", data, "--username=tuner", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"], as_user)
-        options = ["-D", data, "-k", folder, "-p", str(port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "max_connections=60"]
+        _run(
+            [programs / "initdb", "--pgdata", data, "--username=tuner", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"],
+            as_user,
+        )
+        options = [
+            "-D",
+            data,
+            "-k",
+            folder,
+            "-p",
+            str(port),
+            "-c",
+            "listen_addresses=127.0.0.1",
+            "-c",
+            "fsync=off",
+            "-c",
+            "max_connections=60",
+        ]
         with (folder / "log.txt").open("wb") as log:
             server = subprocess.Popen([programs / "postgres", *options], stdout=log, stderr=log, stdin=subprocess.DEVNULL, **as_user)
         try:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import yaml
 from pydantic import AfterValidator, Field
 
-from tuner.errors import InfrastructureError, Problem, SpecError, one_problem
+from tuner.errors import InfrastructureError, Problem, SpecError, nearest, one_problem
 from tuner.files import write
 from tuner.launch import supervised
+from tuner.launch.logs.formats import FORMATS
 from tuner.launch.orders import COMMAND, ENVIRONMENT, LOG, ORDERS, OWN_LOG, RESULT, STOP, SUPERVISOR, TRIAL, Orders
 from tuner.launch.script import TASK, secrets_of, task_script
 from tuner.launch.site import Site
@@ -37,6 +38,13 @@ def _file_name(name: str) -> str:
     return name
 
 
+def _launcher(name: str) -> str:
+    if name not in FORMATS:
+        raise ValueError(f"is no log format that is known ({nearest(name, FORMATS)})")
+    return name
+
+
+Launcher = Annotated[Name, AfterValidator(_launcher)]
 FileName = Annotated[Name, AfterValidator(_file_name)]
 Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 
@@ -49,7 +57,7 @@ class Command(Spec):
     files: name in the trial's folder -> template of its content.
     """
 
-    launcher: Name
+    launcher: Launcher
     command: Text
     folder: Name | None = None
     per: Literal["job", "node", "gpu"] = "job"
@@ -102,10 +110,10 @@ class CommandRunner:
         folder = str(trial.folder.absolute())
         script = self.command.task(trial, self.site, "command")
         orders = Orders(
-            argv=("bash", f"{folder}/{TASK}"), cwd=folder, launcher=self.command.launcher, wall_s=trial.wall_s, quiet_s=trial.quiet_s,
-            grace_s=self.grace_s,
+            argv=("bash", f"{folder}/{TASK}"), cwd=folder, launcher=self.command.launcher,
+            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s,
         )  # fmt: skip
-        return supervised.start(trial, orders, script, {**os.environ, **secrets_of(self.site)})
+        return supervised.start(trial, orders, {TASK: script}, {**os.environ, **secrets_of(self.site)})
 
     def attach(self, trial: Trial) -> Running | None:
         """Return the trial's result if it has one; else end what is left of it."""

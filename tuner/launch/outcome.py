@@ -6,13 +6,13 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tuner.launch.reading import facts, parse
+from tuner.launch.logs import parse_log, timed
 from tuner.launch.trial import Result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tuner.launch.logs.parsed import Parsed, Step
+    from tuner.launch.logs import Parsed
     from tuner.launch.trial import End, Trial
 
 BUSY = 75  # exit code (sysexits.h, EX_TEMPFAIL) of a trial whose accelerators were not free
@@ -38,24 +38,22 @@ class Ending:
 
 def result_of(trial: Trial, ending: Ending, lines: Sequence[str], launcher: str) -> Result:
     """Return the result of a run with this log, which was written in the format of `launcher`."""
-    parsed, own = parse(lines, launcher), facts(lines)
-    timed = step_seconds(parsed.steps, trial)
-    end, reason = _end(trial, ending, parsed, len(timed))
+    parsed = parse_log(lines, launcher)
+    timing = timed(parsed, trial.job, warmup=trial.warmup, sequences=_sequences(trial))
+    end, reason = _end(trial, ending, parsed, timing is not None)
     return Result(
-        end=end, reason=reason[:2000], exit_code=ending.exit_code, steps=len(timed),
-        step_s=statistics.median(timed) if timed else None, spread_s=_spread(timed) if timed else None,
+        end=end, reason=reason[:2000], exit_code=ending.exit_code, steps=timing.steps if timing else 0,
+        step_s=timing.step_s if timing else None, spread_s=timing.spread_s if timing else None,
         memory_bytes=max(parsed.memory_bytes.values(), default=None), memory_kind=parsed.memory_kind, nodes=ending.nodes,
-        started=ending.started, ended=ending.ended, attempts=ending.attempts, versions=own.versions, slowest_ranks=slowest(own.compute_s),
+        started=ending.started, ended=ending.ended, attempts=ending.attempts,
+        versions=dict(parsed.versions), slowest_ranks=slowest(parsed.compute_s),
     )  # fmt: skip
 
 
-def step_seconds(steps: Sequence[Step], trial: Trial) -> list[float]:
-    """Return seconds of each step past the warm-up. A rate in tokens/s of one accelerator is turned into seconds."""
-    job, plan = trial.job, trial.plan
-    sequences = trial.microbatches * int(plan.micro_batch) * int(plan.dp(job.gpus)) if trial.microbatches else job.global_batch
-    tokens = sequences * job.seq_len / job.gpus
-    timed = [s.seconds or (tokens / s.tokens_per_s if s.tokens_per_s else 0.0) for s in steps if _place(s, steps) >= trial.warmup]
-    return [seconds for seconds in timed if seconds > 0]
+def _sequences(trial: Trial) -> int | None:
+    """Return the sequences of one step of the run, None for the job's global batch."""
+    plan = trial.plan
+    return trial.microbatches * int(plan.micro_batch) * int(plan.dp(trial.job.gpus)) if trial.microbatches else None
 
 
 def slowest(compute_s: Mapping[int, float]) -> tuple[int, ...]:
@@ -64,18 +62,7 @@ def slowest(compute_s: Mapping[int, float]) -> tuple[int, ...]:
     return tuple(sorted((r for r, s in compute_s.items() if s > STANDS_OUT * usual), key=lambda r: -compute_s[r]))
 
 
-def _place(step: Step, steps: Sequence[Step]) -> int:
-    return step.number - steps[0].number
-
-
-def _spread(seconds: list[float]) -> float:
-    if len(seconds) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return (high - low) / 2
-
-
-def _end(trial: Trial, ending: Ending, parsed: Parsed, timed: int) -> tuple[End, str]:
+def _end(trial: Trial, ending: Ending, parsed: Parsed, timed: bool) -> tuple[End, str]:
     """Return how a run ended and why; an own stop comes before what the log says after it, memory before other errors."""
     if ending.cut == "stop":
         return "stopped", ending.why

@@ -36,7 +36,7 @@ class ReplayRunner:
     def start(self, trial: Trial) -> Running:
         """Answer from the rows of the trial's job and plan. Raises SpecError where there is none."""
         rows = self._rows(trial)
-        supervised.prepare(trial, ("replay", *(row.id for row in rows)), "", os.environ)
+        supervised.prepare(trial, ("replay", *(row.id for row in rows)), {}, os.environ)
         write(trial.folder / LOG, "".join(f"{row.source}: {row.id}: {row.outcome}, step_s {row.step_s}\n" for row in rows))
         return supervised.Ended(save_result(trial.folder, _result(rows)))
 
@@ -60,12 +60,13 @@ def _result(rows: list[Measurement]) -> Result:
         outcomes = [row.outcome for row in rows if row.outcome != "ok"]
         if not outcomes:
             raise one_problem(rows[0].source or "replay", "step_s", None, f"row {rows[0].id} ran, but its step time was not measured")
-        return Result(end=statistics.mode(outcomes), reason=f"row {rows[0].id}", started=now, ended=now)
+        return Result(end=statistics.mode(outcomes), reason=f"row {rows[0].id}", started=now, ended=now, versions={})
     times = sorted(row.step_s for row in ran if row.step_s is not None)
-    memory = [row for row in ran if row.memory_bytes is not None]
-    seen = {"memory_bytes": memory[0].memory_bytes, "memory_kind": memory[0].memory_kind} if memory else {}
-    spread = (times[-1] - times[0]) / 2
-    return Result(end="ok", step_s=statistics.median(times), spread_s=spread, steps=len(times), started=now, ended=now, **seen)
+    memory = next((row for row in ran if row.memory_bytes is not None), ran[0])
+    return Result(
+        end="ok", step_s=statistics.median(times), spread_s=(times[-1] - times[0]) / 2, steps=len(times), started=now, ended=now,
+        memory_bytes=memory.memory_bytes, memory_kind=memory.memory_kind, versions={},
+    )  # fmt: skip
 
 
 def open_runner(setup: Setup) -> ReplayRunner:

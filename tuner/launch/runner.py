@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -82,10 +83,7 @@ class Known:
 
 def runners() -> dict[str, Known]:
     """Return the runners by name. One that cannot be loaded is listed with its error; none stops the others."""
-    found = {
-        name: _load(name, "built in", lambda module=module: importlib.import_module(module).open_runner)
-        for name, module in BUILT_IN.items()
-    }
+    found = {name: _load(name, "built in", partial(_factory, module)) for name, module in BUILT_IN.items()}
     for point in metadata.entry_points(group=GROUP):
         source = point.dist.name if point.dist else point.value
         if point.name not in found:
@@ -112,6 +110,10 @@ def open_runner(name: str, setup: Setup) -> Runner:
         if entry.source == "built in":
             raise
         raise one_problem("--runner", "", name, f"cannot be made: {_words(error)}", f"it comes from {entry.source}") from error
+
+
+def _factory(module: str) -> Any:
+    return importlib.import_module(module).open_runner
 
 
 def _load(name: str, source: str, load: Callable[[], Any]) -> Known:

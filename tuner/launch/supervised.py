@@ -30,7 +30,6 @@ from tuner.launch.orders import (
 )
 from tuner.launch.outcome import Ending, result_of
 from tuner.launch.processes import MARK, alive, end_all, marked, start_time
-from tuner.launch.script import TASK
 from tuner.launch.secrets import environment_record, mask
 from tuner.launch.trial import Result, json_text, read_result
 
@@ -119,8 +118,8 @@ class Ended:
         return self.result
 
 
-def prepare(trial: Trial, argv: tuple[str, ...], script: str, environment: Mapping[str, str]) -> None:
-    """Write a trial's folder anew: trial.json, task.sh, command.txt, environment.json; an earlier log is put aside."""
+def prepare(trial: Trial, argv: tuple[str, ...], scripts: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Write a trial's folder anew: trial.json, the scripts, command.txt, environment.json; an earlier log is put aside."""
     folder = trial.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,18 +127,18 @@ def prepare(trial: Trial, argv: tuple[str, ...], script: str, environment: Mappi
             (folder / name).unlink(missing_ok=True)
         put_aside(folder)
         write(folder / TRIAL, json_text(trial.record()))
-        if script:
-            write(folder / TASK, script)
-        shown = f"{shlex.join(argv)}\n" + (f"\n# {TASK}\n{script}" if script else "")
+        for name, text in scripts.items():
+            write(folder / name, text)
+        shown = "\n".join([f"{shlex.join(argv)}\n", *(f"# ---- {name}\n{text}" for name, text in scripts.items())])
         write(folder / COMMAND, mask(environment)(shown))
         write(folder / ENVIRONMENT, json_text(environment_record(environment)))
     except OSError as error:
         raise InfrastructureError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
-def start(trial: Trial, orders: Orders, script: str, environment: Mapping[str, str]) -> Supervised:
+def start(trial: Trial, orders: Orders, scripts: Mapping[str, str], environment: Mapping[str, str]) -> Supervised:
     """Start a trial's supervisor. Raises InfrastructureError."""
-    prepare(trial, orders.argv, script, environment)
+    prepare(trial, orders.argv, scripts, environment)
     write_orders(trial.folder, orders)
     folder = trial.folder.absolute()
     theirs, ours = os.pipe()

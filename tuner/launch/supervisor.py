@@ -21,10 +21,10 @@ from typing import IO, TYPE_CHECKING
 
 from tuner.files import write
 from tuner.launch.devices import devices, wait_free
+from tuner.launch.logs import LogReader
 from tuner.launch.orders import LOG, SUPERVISOR, log_lines, put_aside, read_orders, save_result, stop_reason
 from tuner.launch.outcome import Cut, Ending, result_of
 from tuner.launch.processes import MARK, adopt_orphans, descendants, end_all, marked, reap, start_time
-from tuner.launch.reading import Reader
 from tuner.launch.secrets import mask
 from tuner.launch.trial import Result, json_text, read_trial
 
@@ -49,7 +49,7 @@ class Abandoned(Exception):
 class Log:
     """log.txt as it is written: secrets blotted out, each line passed on."""
 
-    def __init__(self, path: Path, reader: Reader, masked: Callable[[str], str]) -> None:
+    def __init__(self, path: Path, reader: LogReader, masked: Callable[[str], str]) -> None:
         self.file: IO[bytes] = path.open("ab", buffering=0)
         self.reader, self.masked = reader, masked
         self.rest = b""
@@ -91,10 +91,10 @@ class Supervisor:
 
     def run(self) -> Result:
         """Run the command, once more after an infrastructure fault; return the result, which is in its file then."""
-        trial = read_trial(self.folder)
-        for attempt in range(1, self.orders.attempts + 1):
+        trial, before = read_trial(self.folder), _restarts() if self.pipe is None else 0
+        for attempt in range(before + 1, max(self.orders.attempts, before + 1) + 1):
             put_aside(self.folder)
-            ending = self._attempt(attempt)
+            ending = self._attempt(attempt) if attempt <= self.orders.attempts else _given_up(attempt)
             result = result_of(trial, ending, log_lines(self.folder), self.orders.launcher)
             if result.end != "infrastructure":
                 break
@@ -137,7 +137,7 @@ class Supervisor:
     def _watch(self, command: subprocess.Popen[bytes]) -> tuple[int | None, Cut, str]:
         """Copy output until the command ends or must be ended; return its exit code (None while it runs), the cut and why."""
         assert command.stdout is not None  # noqa: S101
-        reader = Reader()
+        reader = LogReader(self.orders.launcher)
         log = Log(self.folder / LOG, reader, mask(os.environ))
         try:
             return self._copy(command, command.stdout.fileno(), log, Clock(self.orders, reader))
@@ -204,7 +204,7 @@ class Supervisor:
 class Clock:
     """When a run must be ended."""
 
-    def __init__(self, orders: Orders, reader: Reader) -> None:
+    def __init__(self, orders: Orders, reader: LogReader) -> None:
         self.orders, self.reader = orders, reader
         self.begun = self.last = time.monotonic()
         self.fault = 0.0
@@ -212,19 +212,29 @@ class Clock:
     def heard(self) -> None:
         """The log grew."""
         self.last = time.monotonic()
-        if not self.fault and (self.reader.oom or self.reader.traceback):
+        if not self.fault and self.reader.failure:
             self.fault = self.last
 
     def up(self) -> tuple[Cut, str]:
         """Return the limit that is reached, and in words; ("", "") where none is."""
         now = time.monotonic()
         if self.fault and now - self.fault >= self.orders.error_s:
-            return "error", self.reader.traceback
+            return "error", self.reader.failure.reason if self.reader.failure else ""
         if now - self.begun >= self.orders.wall_s:
             return "wall", f"its wall limit of {self.orders.wall_s:g} s"
         if now - self.last >= self.orders.quiet_s:
             return "quiet", f"no line in its log for {self.orders.quiet_s:g} s"
         return "", ""
+
+
+def _restarts() -> int:
+    """Return how often Slurm has queued this job again after a node failed or it was preempted."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def _given_up(attempt: int) -> Ending:
+    why = f"its job was started {attempt} times: nodes failed under it, or it was preempted"
+    return Ending(cut="infrastructure", why=why, nodes=_nodes(), started=time.time(), ended=time.time(), attempts=attempt - 1)
 
 
 def _nodes() -> tuple[str, ...]:
@@ -252,13 +262,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         os.environ[MARK] = str(folder.absolute())
         supervisor._check_driver()
-        own = {
-            "pid": os.getpid(),
-            "start": start_time(os.getpid()),
-            "driver": supervisor.parent,
-            "driver_start": start_time(supervisor.parent),
-        }
-        write(folder / SUPERVISOR, json_text(own))
+        own, driver = os.getpid(), supervisor.parent
+        record = {"pid": own, "start": start_time(own), "driver": driver, "driver_start": start_time(driver)}
+        write(folder / SUPERVISOR, json_text(record))
         supervisor.run()
     except Abandoned:
         return ABANDONED

@@ -65,7 +65,7 @@ def names() -> list[str]:
 def check(text: str, where: str, path: str) -> list[Problem]:
     """Return what is wrong with the placeholders of a template: unknown names."""
     known, unknown = names(), []
-    for place in _places(text, shell=False):
+    for place in _places(text, quotes=False):
         if place.name not in known:
             hint = f"{nearest(place.name, known)}; write {{{{{place.name}}}}} for the text itself"
             unknown.append(Problem(where=where, path=path, value="{" + place.name + "}", rule="is no placeholder", hint=hint))
@@ -82,7 +82,7 @@ def fill_command(text: str, facts: Mapping[str, Any], where: str) -> str:
             raise SpecError([Problem(where=where, path="command", value=repr(value)[:80], rule=rule, hint="put it outside of the quotes")])
         return shlex.quote(value)
 
-    return _fill(text, facts, put, shell=True)
+    return _fill(text, facts, put, quotes=True)
 
 
 def fill_file(text: str, facts: Mapping[str, Any], name: str, where: str) -> str:
@@ -99,23 +99,23 @@ def fill_file(text: str, facts: Mapping[str, Any], name: str, where: str) -> str
         rule = f"{{{place.name}}} cannot be written into {name} safely"
         raise SpecError([Problem(where=where, path=f"files.{name}", value=repr(value)[:80], rule=rule, hint="use plain letters in paths")])
 
-    return _fill(text, facts, put, shell=True)
+    return _fill(text, facts, put, quotes=True)
 
 
-def _fill(text: str, facts: Mapping[str, Any], put: Any, *, shell: bool) -> str:
+def _fill(text: str, facts: Mapping[str, Any], put: Any, *, quotes: bool) -> str:
     out, at = [], 0
-    for place in _places(text, shell=shell):
+    for place in _places(text, quotes=quotes):
         out.append(_literal(text[at : place.start]))
         out.append(put(place) if place.text is None else place.text if _true(facts[place.name]) else "")
         at = place.end
     return "".join([*out, _literal(text[at:])])
 
 
-def _places(text: str, *, shell: bool) -> list[_Place]:
+def _places(text: str, *, quotes: bool) -> list[_Place]:
     found = []
     for match in _MARK.finditer(text):
         if match["name"]:
-            quote = _open_quote(text[: match.start()]) if shell else ""
+            quote = _open_quote(text[: match.start()]) if quotes else ""
             found.append(_Place(start=match.start(), end=match.end(), name=match["name"], text=match["text"], quote=quote))
     return found
 
