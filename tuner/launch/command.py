@@ -93,12 +93,13 @@ def read_command(path: Path) -> Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRunner:
-    """Runs the command on this machine, once a trial. grace_s: between SIGTERM and SIGKILL."""
+    """Runs the command on this machine, once a trial. grace_s, error_s: see Orders."""
 
     command: Command
     site: Site = field(default_factory=Site)
     parallel: int = 1
     grace_s: float = 5.0
+    error_s: float = 3.0
 
     @property
     def name(self) -> str:
@@ -111,7 +112,7 @@ class CommandRunner:
         script = self.command.task(trial, self.site, "command")
         orders = Orders(
             argv=("bash", f"{folder}/{TASK}"), cwd=folder, launcher=self.command.launcher,
-            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s,
+            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, error_s=self.error_s,
         )  # fmt: skip
         return supervised.start(trial, orders, {TASK: script}, {**os.environ, **secrets_of(self.site)})
 

@@ -23,13 +23,14 @@ MODULE = "tuner.launch.workload"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRunner:
     """parallel: trials at once; they share the machine, and slow each other down. module: what each rank runs (with --trial FOLDER).
-    grace_s: between SIGTERM and SIGKILL.
+    grace_s, error_s: see Orders.
     """
 
     site: Site = field(default_factory=Site)
     parallel: int = 1
     module: str = MODULE
     grace_s: float = 5.0
+    error_s: float = 3.0
 
     @property
     def name(self) -> str:
@@ -43,7 +44,7 @@ class LocalRunner:
         script = task_script(self.site, str(supervised.ROOT), body)
         orders = Orders(
             argv=("bash", f"{folder}/{TASK}"), cwd=folder, launcher=WORKLOAD,
-            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s,
+            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, error_s=self.error_s,
         )  # fmt: skip
         return supervised.start(trial, orders, {TASK: script}, {**os.environ, **secrets_of(self.site)})
 

@@ -139,7 +139,7 @@ class SlurmJob:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmRunner:
     """allocation: id of the job whose nodes trials run on; "": each trial is a job of its own. command: a person's own launch command
-    (None: the built-in workload, `module`); exclude: nodes to leave out; parallel: trials at once. grace_s: between SIGTERM and SIGKILL;
+    (None: the built-in workload, `module`); exclude: nodes to leave out; parallel: trials at once. grace_s, error_s: see Orders;
     linger_s, every_s: see SlurmJob.
     """
 
@@ -150,6 +150,7 @@ class SlurmRunner:
     parallel: int = 1
     module: str = MODULE
     grace_s: float = 10.0
+    error_s: float = 3.0
     linger_s: float = 30.0
     every_s: float = 2.0
     _started: list[tuple[supervised.Supervised, tuple[str, ...]]] = field(default_factory=list, repr=False, compare=False)
@@ -186,7 +187,7 @@ class SlurmRunner:
         """Return the supervisor's orders. Whether accelerators are free is asked on each node, by its own task."""
         return Orders(
             argv=("bash", f"{trial.folder.absolute()}/{LAUNCH}"), cwd=str(trial.folder.absolute()), launcher=self._launcher,
-            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, free_s=60.0 if per == "job" else 0.0, cleanup=cleanup, nodes=nodes,
+            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, error_s=self.error_s, free_s=60.0 if per == "job" else 0.0, cleanup=cleanup, nodes=nodes,
         )  # fmt: skip
 
     def _submit(self, trial: Trial, task: str, per: str) -> SlurmJob:

@@ -88,6 +88,9 @@ class Fault:
         return self.kind in ("machine", "peer", "cancelled")
 
 
+SCHEDULER = ("srun: ", "slurmstepd: ")  # its lines come in between those of a task
+
+
 @dataclass(slots=True)
 class Faults:
     """Reads lines for what went wrong. first: the first fault with which a run cannot go on; cause: the line to blame."""
@@ -109,6 +112,8 @@ class Faults:
     def _exception(self, text: str, source: str) -> Fault | None:
         """Return the fault that an exception's line tells, which ends a traceback of the same source."""
         before = self.inside.get(source)
+        if text.startswith(SCHEDULER):
+            return None
         if TRACEBACK in text:
             if before != "ignored" and len(self.inside) < MOST_SOURCES:
                 self.inside[source] = "frame"
