@@ -75,7 +75,8 @@ def kind_of(name: str, tmp: Path, request: pytest.FixtureRequest) -> Kind:
         command = Command(launcher="workload", command=line)
         return Kind(name, lambda word, **more: CommandRunner(command=command, site=site_of(tmp, word, **more), grace_s=0.3, error_s=0.5))
     if name == "replay":
-        rows = [Measurement(id=w, job=small_job(), plan=Plan(tp=2), outcome=w, step_s=0.25 if w == "ok" else None) for w in ("ok", "oom", "failed")]
+        times = {"ok": 0.25, "oom": None, "failed": None}
+        rows = [Measurement(id=w, job=small_job(), plan=Plan(tp=2), outcome=w, step_s=s) for w, s in times.items()]  # type: ignore[arg-type]
         return Kind(name, lambda word: ReplayRunner(rows=tuple(row for row in rows if row.id == word)))
     request.getfixturevalue("cluster")
     held = request.getfixturevalue("allocation") if name == "slurm-steps" else ""

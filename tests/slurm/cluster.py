@@ -37,7 +37,8 @@ class Cluster:
 
     def run(self, *argv: str) -> str:
         """Run one of Slurm's commands; return what it prints."""
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=os.environ | {"SLURM_CONF": str(self.conf)}, check=False)
+        environment = os.environ | {"SLURM_CONF": str(self.conf)}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=environment, check=False)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
@@ -197,7 +198,7 @@ AccountingStorageType=accounting_storage/none
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,sched_min_interval=0
 SlurmdParameters=config_overrides
-ReturnToService=2
+ReturnToService=1
 KillWait=2
 SlurmdTimeout=5
 SlurmctldTimeout=10

@@ -21,7 +21,8 @@ __all__ = ["COMMAND", "ENVIRONMENT", "LOG", "ORDERS", "OWN_LOG", "RESULT", "STOP
 class Orders:
     """argv: the command; cwd: where it runs; launcher: whose log format it writes; wall_s, quiet_s: as in Trial; grace_s: between SIGTERM
     and SIGKILL; error_s: how long a run may still write after its first OOM or traceback line, so that the log has all of it;
-    attempts: runs at most, a second one for infrastructure faults only; free_s: wait for accelerators' memory so long (0: no check here);
+    attempts: runs at most, a second one for infrastructure faults only, pause_s after the first (a scheduler that ends the job ends its
+    steps first); free_s: wait for accelerators' memory so long (0: no check here);
     cleanup: a command to run after each attempt; nodes: where it runs (empty: found out there).
     """
 
@@ -33,6 +34,7 @@ class Orders:
     grace_s: float = 5.0
     error_s: float = 3.0
     attempts: int = 2
+    pause_s: float = 1.0
     free_s: float = 60.0
     cleanup: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tuner.launch.logs import parse_log, timed
+from tuner.launch.logs.formats import WORKLOAD
 from tuner.launch.trial import Result
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 BUSY = 75  # exit code (sysexits.h, EX_TEMPFAIL) of a trial whose accelerators were not free
 STANDS_OUT = 1.1  # a rank whose own compute time is this many times the median
+
+_NODE = re.compile(r"[Nn]ode failure on ([A-Za-z0-9_.-]+)")
 
 Cut = Literal["", "stop", "wall", "quiet", "error", "infrastructure"]
 
@@ -47,6 +51,7 @@ def result_of(trial: Trial, ending: Ending, lines: Sequence[str], launcher: str)
         memory_bytes=max(parsed.memory_bytes.values(), default=None), memory_kind=parsed.memory_kind, nodes=ending.nodes,
         started=ending.started, ended=ending.ended, attempts=ending.attempts,
         versions=dict(parsed.versions), slowest_ranks=slowest(parsed.compute_s),
+        failed_nodes=tuple(dict.fromkeys(_NODE.findall(reason))) if end == "infrastructure" else (),
     )  # fmt: skip
 
 
@@ -72,19 +77,29 @@ def _end(trial: Trial, ending: Ending, parsed: Parsed, timed: bool) -> tuple[End
         return "infrastructure", ending.why or parsed.error or "the accelerators were not free"
     if ending.cut in ("wall", "quiet"):
         return _at_limit(trial, ending, parsed)
-    if ending.exit_code == 0 and timed:
+    if ending.exit_code == 0 and timed and (_all_steps(trial, parsed) or not _broke_off(parsed)):
         return "ok", ""
-    if ending.exit_code == 0:
-        rule = f"no step was timed: the log has {len(parsed.steps)} steps, of which the first {trial.warmup} are warm-up"
-        return ("infrastructure" if parsed.infrastructure else "failed"), parsed.error or rule
-    return ("infrastructure" if parsed.infrastructure else "failed"), parsed.error or ending.why or exit_text(ending.exit_code)
+    fault: End = "infrastructure" if parsed.infrastructure else "failed"
+    short = (
+        f"it ended by itself after {len(parsed.steps)} steps: {trial.steps} were asked for, of which the first {trial.warmup} are warm-up"
+    )
+    return fault, parsed.error or ending.why or (short if ending.exit_code == 0 else exit_text(ending.exit_code))
+
+
+def _broke_off(parsed: Parsed) -> bool:
+    """Whether exit code 0 must not be believed: srun ends with it when a node fails; our own workload always does all its steps."""
+    return parsed.infrastructure or parsed.launcher == WORKLOAD
+
+
+def _all_steps(trial: Trial, parsed: Parsed) -> bool:
+    return bool(parsed.steps) and parsed.steps[-1].number - parsed.steps[0].number + 1 >= trial.steps
 
 
 def _at_limit(trial: Trial, ending: Ending, parsed: Parsed) -> tuple[End, str]:
     """A run that did all its steps and then hung while it shut down was measured all the same."""
-    if len(parsed.steps) >= trial.steps and not parsed.error:
+    if _all_steps(trial, parsed) and not parsed.error:
         return "ok", f"all {trial.steps} steps were done, but it did not end by itself: {ending.why}"
-    if parsed.infrastructure:
+    if ending.cut == "quiet" and parsed.infrastructure:
         return "infrastructure", parsed.error
     return "stopped", ending.why
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tuner.launch.runner import Running, Setup
     from tuner.launch.trial import Trial
 
+_PAUSE_S = 5.0
 RECORD = "job.json"  # the id of a trial's job
 _INFRASTRUCTURE = {
     "NODE_FAIL": "a node failed under its job",
@@ -187,14 +188,15 @@ class SlurmRunner:
         """Return the supervisor's orders. Whether accelerators are free is asked on each node, by its own task."""
         return Orders(
             argv=("bash", f"{trial.folder.absolute()}/{LAUNCH}"), cwd=str(trial.folder.absolute()), launcher=self._launcher,
-            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, error_s=self.error_s, free_s=60.0 if per == "job" else 0.0, cleanup=cleanup, nodes=nodes,
+            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, error_s=self.error_s,
+            free_s=60.0 if per == "job" else 0.0, pause_s=_PAUSE_S, cleanup=cleanup, nodes=nodes,
         )  # fmt: skip
 
     def _submit(self, trial: Trial, task: str, per: str) -> SlurmJob:
         folder, ticket = trial.folder, secrets.token_hex(8)
         (folder / RECORD).unlink(missing_ok=True)
         (folder / EXIT).unlink(missing_ok=True)
-        argv = ("sbatch", *sbatch_options(self.site, trial, self.exclude), str(folder.absolute() / JOB))
+        argv = ("sbatch", *sbatch_options(self.site, trial, per, self.exclude), str(folder.absolute() / JOB))
         scripts = {JOB: job_script(self.site, trial, ticket), LAUNCH: launch_script(self.site, trial, per, (), ()), TASK: task}
         environment = {**os.environ, **secrets_of(self.site)}
         supervised.prepare(trial, argv, scripts, environment)

@@ -65,16 +65,21 @@ def place_options(site: Site, trial: Trial) -> list[str]:
     return options + ([f"--cpus-per-task={site.cpus_per_task}"] if site.cpus_per_task else [])
 
 
-def sbatch_options(site: Site, trial: Trial, exclude: Sequence[str]) -> list[str]:
+def sbatch_options(site: Site, trial: Trial, per: str, exclude: Sequence[str]) -> list[str]:
     """Return the options of a job of its own. The time limit is behind the supervisor's own, which knows how to end a trial cleanly."""
     named = {key: getattr(site, key) for key in ("account", "partition", "qos", "constraint", "reservation")}
     minutes = math.ceil((2 * trial.wall_s + 300) / 60)  # two attempts, and the waits around them
     return [
         "--parsable", f"--job-name={job_name(trial)}", f"--chdir={trial.folder.absolute()}", "--output=slurm.log", "--open-mode=append",
-        f"--time={minutes}", "--ntasks-per-node=1", *place_options(site, trial), "--requeue" if site.requeue else "--no-requeue",
+        f"--time={minutes}", f"--ntasks-per-node={_tasks(trial, per)}",
+        *place_options(site, trial), "--requeue" if site.requeue else "--no-requeue",
         *(f"--{key}={value}" for key, value in named.items() if value), *([f"--exclude={','.join(exclude)}"] if exclude else []),
         *site.slurm_options,
     ]  # fmt: skip
+
+
+def _tasks(trial: Trial, per: str) -> int:
+    return gpus_per_node(trial) if per == "gpu" else 1
 
 
 def job_script(site: Site, trial: Trial, ticket: str) -> str:
@@ -108,8 +113,9 @@ def launch_script(site: Site, trial: Trial, per: str, step: Sequence[str], nodes
     lines = ["#!/bin/bash", "# Written by tuner: starts a trial's tasks on its nodes.", "set -eo pipefail", f"nodes={listed}", _ADDRESS]
     if per == "job":
         return "\n".join([*lines, f"exec bash {task}"]) + "\n"
-    each = gpus_per_node(trial) if per == "gpu" else 1
-    options = [f"--job-name={job_name(trial)}", *place_options(site, trial), f"--ntasks-per-node={each}", "--kill-on-bad-exit=1"]
+    each = _tasks(trial, per)
+    options = [f"--job-name={job_name(trial)}", *place_options(site, trial), f"--ntasks={each * nodes_of(trial)}"]
+    options += [f"--ntasks-per-node={each}", "--kill-on-bad-exit=1"]
     options += [*(["--nodelist=" + ",".join(nodes)] if nodes else []), *step, *_container(site, trial)]
     return "\n".join([*lines, f"exec srun {shlex.join(options)} bash {task}"]) + "\n"
 

@@ -93,12 +93,20 @@ class Supervisor:
         """Run the command, once more after an infrastructure fault; return the result, which is in its file then."""
         trial, before = read_trial(self.folder), _restarts() if self.pipe is None else 0
         for attempt in range(before + 1, max(self.orders.attempts, before + 1) + 1):
+            if attempt > before + 1:
+                self._pause(self.orders.pause_s)
             put_aside(self.folder)
             ending = self._attempt(attempt) if attempt <= self.orders.attempts else _given_up(attempt)
             result = result_of(trial, ending, log_lines(self.folder), self.orders.launcher)
             if result.end != "infrastructure":
                 break
         return save_result(self.folder, result)
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and stop_reason(self.folder) is None:
+            self._check_driver()
+            time.sleep(_TICK_S)
 
     def _attempt(self, attempt: int) -> Ending:
         started = time.time()
