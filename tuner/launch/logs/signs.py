@@ -89,6 +89,9 @@ class Fault:
         return self.kind in ("machine", "peer", "cancelled")
 
 
+SCHEDULER = ("srun: ", "slurmstepd: ")  # its lines come in between those of a task
+
+
 @dataclass(slots=True)
 class Faults:
     """Reads lines for what went wrong. first: the first fault with which a run cannot go on; cause: the line to blame."""
@@ -114,6 +117,8 @@ class Faults:
         """Return the fault that an exception's line tells, which ends a traceback of the same source. before: "" outside of one, "frame"
         or "other" behind a line of it or of another rank, "ignored" and "ignored frame" in one that Python goes on after.
         """
+        if text.startswith(SCHEDULER):
+            return None
         if TRACEBACK in text or text.startswith(IGNORED_TRACEBACK):
             if len(self.inside) < MOST_SOURCES:
                 self.inside[source] = "ignored" if TRACEBACK not in text else "ignored frame" if before == "ignored" else "frame"
