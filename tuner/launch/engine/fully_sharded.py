@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tuner.launch.engine import collectives
+from tuner.launch.engine.mesh import handle_of
 from tuner.launch.engine.optimizer import adamw
 from tuner.launch.engine.parts import parts_of
 from tuner.launch.engine.transformer import Layer, Stage
@@ -86,10 +87,7 @@ def _device_mesh(mesh: Mesh, shards: Group, twins: Group) -> DeviceMesh:
 
 
 def _line(kind: str, group: Group) -> DeviceMesh:
-    if group.handle is None:
-        handle = torch.distributed.new_group(list(group.ranks), use_local_synchronization=True)
-        return DeviceMesh.from_group(handle, kind)  # type: ignore[arg-type]
-    return DeviceMesh.from_group(group.handle, kind, mesh=torch.tensor(group.ranks, dtype=torch.int))
+    return DeviceMesh.from_group(handle_of(group.ranks), kind, mesh=torch.tensor(group.ranks, dtype=torch.int))
 
 
 def _shard(chunk: Stage, dense: DeviceMesh, experts: DeviceMesh, policy: MixedPrecisionPolicy, *, reshard: bool) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,26 +54,21 @@ class Mesh:
     alone: Group
 
 
-@dataclass(slots=True)
-class _Maker:
-    """Makes each group once: groups of the same ranks are the same group."""
+@cache
+def handle_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    """Return torch's group of these ranks, of which this is one; a process makes each once, since torch names it after its ranks."""
+    if ranks == tuple(range(dist.get_world_size())):
+        return dist.group.WORLD  # type: ignore[return-value]
+    made = dist.new_group(list(ranks), use_local_synchronization=True)
+    assert isinstance(made, dist.ProcessGroup)  # noqa: S101 (this rank is a member)
+    return made
 
-    rank: int
-    world: int
-    made: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
-    def group(self, ranks: range | list[int]) -> Group:
-        members = tuple(ranks)
-        index = members.index(self.rank) if self.rank in members else 0
-        if len(members) == 1 or self.rank not in members:
-            return Group(ranks=(self.rank,), index=0, handle=None)
-        if len(members) == self.world and members == tuple(range(self.world)):
-            return Group(ranks=members, index=index, handle=dist.group.WORLD)
-        if members not in self.made:
-            handle = dist.new_group(list(members), use_local_synchronization=True)
-            assert isinstance(handle, dist.ProcessGroup)  # noqa: S101 (this rank is a member)
-            self.made[members] = handle
-        return Group(ranks=members, index=index, handle=self.made[members])
+def _group(rank: int, ranks: range | list[int]) -> Group:
+    members = tuple(ranks)
+    if len(members) == 1 or rank not in members:
+        return Group(ranks=(rank,), index=0, handle=None)
+    return Group(ranks=members, index=members.index(rank), handle=handle_of(members))
 
 
 def mesh_of(plan: Plan, kv_heads: int, device: torch.device) -> Mesh:
@@ -82,7 +78,7 @@ def mesh_of(plan: Plan, kv_heads: int, device: torch.device) -> Mesh:
     within = world // pp  # ranks of a stage
     stage, place = divmod(rank, within)
     start, t, c = stage * within, place % tp, place // tp % cp
-    make = _Maker(rank, world)
+    make = partial(_group, rank)
     replicas = list(range(start + t, start + within, tp))
     shard = _shard_ranks(plan, len(replicas))
     mine = replicas.index(rank)
@@ -92,17 +88,17 @@ def mesh_of(plan: Plan, kv_heads: int, device: torch.device) -> Mesh:
         world=world,
         stage=stage,
         replica=place // (tp * cp),
-        tp=make.group(range(rank - t, rank - t + tp)),
-        cp=make.group(range(rank - c * tp, rank - c * tp + cp * tp, tp)),
-        pp=make.group(range(place, world, within)),
-        replicas=make.group(replicas),
-        shards=make.group(replicas[mine // shard * shard :][:shard]),
-        twins=make.group(replicas[mine % shard :: shard]),
-        ep=make.group(range(start + place // ep * ep, start + place // ep * ep + ep)),
-        expert_replicas=make.group(range(start + place % ep, start + within, ep)),
-        copies=make.group(range(rank - t % alike, rank - t % alike + alike)),
-        ends=make.group([place, place + (pp - 1) * within] if pp > 1 else [rank]),
-        alone=make.group([rank]),
+        tp=make(range(rank - t, rank - t + tp)),
+        cp=make(range(rank - c * tp, rank - c * tp + cp * tp, tp)),
+        pp=make(range(place, world, within)),
+        replicas=make(replicas),
+        shards=make(replicas[mine // shard * shard :][:shard]),
+        twins=make(replicas[mine % shard :: shard]),
+        ep=make(range(start + place // ep * ep, start + place // ep * ep + ep)),
+        expert_replicas=make(range(start + place % ep, start + within, ep)),
+        copies=make(range(rank - t % alike, rank - t % alike + alike)),
+        ends=make([place, place + (pp - 1) * within] if pp > 1 else [rank]),
+        alone=make([rank]),
     )
 
 
