@@ -1,0 +1,150 @@
+"""Collectives that autograd knows: each has its counterpart in the backward. A group of one does nothing.
+
+Tensors are cut and gathered along dimension 0 and must be contiguous there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tuner.launch.engine.mesh import Group
+
+# torch 2.13 renamed both and warns of the old names; torch 2.6 has only these.
+_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def summed(x: Tensor, group: Group) -> Tensor:
+    """Sum in place over a group, and return it."""
+    if group.size > 1:
+        dist.all_reduce(x, group=group.handle)
+    return x
+
+
+def gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> dist.Work | None:
+    """Gather everyone's `x` into `out`, in the order of ranks."""
+    work: dist.Work | None = _gather_into(out, x, group=group.handle, async_op=not wait)
+    return work
+
+
+def scatter_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> dist.Work | None:
+    """Sum everyone's `x` and leave this rank's share of it in `out`."""
+    work: dist.Work | None = _scatter_into(out, x, group=group.handle, async_op=not wait)
+    return work
+
+
+def gathered(x: Tensor, group: Group) -> Tensor:
+    """Return everyone's `x` along dimension 0."""
+    if group.size == 1:
+        return x
+    out = x.new_empty(x.shape[0] * group.size, *x.shape[1:])
+    gather_into(out, x.contiguous(), group)
+    return out
+
+
+def scattered(x: Tensor, group: Group) -> Tensor:
+    """Return this rank's share along dimension 0 of the sum over a group."""
+    if group.size == 1:
+        return x
+    out = x.new_empty(x.shape[0] // group.size, *x.shape[1:])
+    scatter_into(out, x.contiguous(), group)
+    return out
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return summed(grad.clone(), ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        del ctx
+        return summed(x.clone(), group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        del ctx
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return scattered(grad, ctx.group), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return scattered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gathered(grad, ctx.group), None
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all of rows: `sent[i]` rows to rank i, `taken[i]` rows from it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sent: list[int], taken: list[int], group: Group) -> Tensor:
+        ctx.sent, ctx.taken, ctx.group = sent, taken, group
+        return _exchanged(x, sent, taken, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return _exchanged(grad, ctx.taken, ctx.sent, ctx.group), None, None, None
+
+
+def _exchanged(x: Tensor, sent: list[int], taken: list[int], group: Group) -> Tensor:
+    out = x.new_empty(sum(taken), *x.shape[1:])
+    dist.all_to_all_single(out, x.contiguous(), taken, sent, group=group.handle)
+    return out
+
+
+def copy(x: Tensor, group: Group) -> Tensor:
+    """Return `x`; its gradient is summed over the group, whose ranks each use it for something else."""
+    return x if group.size == 1 else _apply(_Copy, x, group)
+
+
+def total(x: Tensor, group: Group) -> Tensor:
+    """Return the sum over a group; its gradient is everyone's own."""
+    return x if group.size == 1 else _apply(_Sum, x, group)
+
+
+def gather(x: Tensor, group: Group) -> Tensor:
+    """Return everyone's rows; the gradient is summed and cut."""
+    return x if group.size == 1 else _apply(_Gather, x, group)
+
+
+def scatter(x: Tensor, group: Group) -> Tensor:
+    """Return this rank's rows of the sum; the gradient is gathered."""
+    return x if group.size == 1 else _apply(_Scatter, x, group)
+
+
+def exchange(x: Tensor, sent: list[int], taken: list[int], group: Group) -> Tensor:
+    """Return the rows that the others sent here."""
+    return x if group.size == 1 else _apply(_Exchange, x, sent, taken, group)
+
+
+def _apply(function: Any, *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)
+    return result

@@ -1,0 +1,190 @@
+"""Tensor parallelism, with or without sequence parallelism: linear layers, embedding, norms and loss of a rank's share.
+
+Shoeybi 2019 (arXiv 1909.08053) section 3; Korthikanti 2022 (arXiv 2205.05198) section 4.2 for sequence parallelism. Parameters are
+plain tensors of a rank's share and the collectives are written out: a DTensor cannot say that ranks hold copies of a key head, and its
+dispatch costs more than the tiny model's own products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from tuner.launch.engine import collectives
+from tuner.launch.engine.parts import Part, Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tuner.launch.engine.mesh import Group
+
+EPSILON = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParallel:
+    """A rank's tensor-parallel group, and whether sequences are cut over it between the blocks."""
+
+    group: Group
+    sequence: bool
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the input of a block's column-parallel products."""
+        return collectives.gather(x, self.group) if self.sequence else collectives.copy(x, self.group)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the output of a block from its row-parallel products."""
+        return collectives.scatter(x, self.group) if self.sequence else collectives.total(x, self.group)
+
+    def share(self, size: int) -> slice:
+        """Return this rank's share of `size` things."""
+        each = size // self.group.size
+        return slice(self.group.index * each, (self.group.index + 1) * each)
+
+    def replicated(self, key: str, shape: tuple[int, ...], *, deviation: float = 0.0, mean: float = 0.0, always: bool = False) -> Part:
+        """Return the part of a parameter that all ranks hold; its gradient is partial where sequences are cut (or `always`)."""
+        partial = self.group.size > 1 and (self.sequence or always)
+        return Part(key=key, shape=shape, deviation=deviation, mean=mean, sums="tp" if partial else "", copies=self.group.size)
+
+
+def taker(dim: int, index: slice) -> Callable[[Tensor], Tensor]:
+    """Return what takes a slice along one dimension."""
+
+    def take(full: Tensor) -> Tensor:
+        return full[(slice(None),) * dim + (index,)]
+
+    return take
+
+
+class Columns(Parts):
+    """y = x W^T + b with the rows of W (groups, width, hidden) cut along `width`: `groups` stacked matrices of one width."""
+
+    def __init__(self, key: str, tp: TensorParallel, *, groups: int, width: int, inputs: int, bias: bool) -> None:
+        super().__init__()
+        cut, self.inputs = tp.share(width), inputs
+        self.hold("weight", Part(key=f"{key}.weight", shape=(groups, width, inputs), deviation=inputs**-0.5, cut=taker(1, cut)))
+        if bias:
+            self.hold("bias", Part(key=f"{key}.bias", shape=(groups, width), deviation=0.0, cut=taker(1, cut)))
+        self.biased = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias.flatten() if self.biased else None
+        return F.linear(x, self.weight.view(-1, self.inputs), bias)
+
+
+class Rows(Parts):
+    """y = x W^T with the columns of W cut, partial: `TensorParallel.leave` sums it, then `bias` is added."""
+
+    def __init__(self, key: str, tp: TensorParallel, *, width: int, inputs: int, bias: bool) -> None:
+        super().__init__()
+        self.tp, self.biased = tp, bias
+        cut = tp.share(inputs)
+        self.hold("weight", Part(key=f"{key}.weight", shape=(width, inputs), deviation=inputs**-0.5, cut=taker(1, cut)))
+        if bias:
+            self.hold("bias", tp.replicated(f"{key}.bias", (width,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.tp.leave(F.linear(x, self.weight))
+        return y + self.bias if self.biased else y
+
+
+class Norm(Parts):
+    """Root-mean-square or layer norm over the last dimension."""
+
+    def __init__(self, key: str, tp: TensorParallel, *, width: int, layer: bool, always: bool = False) -> None:
+        super().__init__()
+        self.width, self.layer = width, layer
+        self.hold("weight", tp.replicated(f"{key}.weight", (width,), mean=1.0, always=always))
+        if layer:
+            self.hold("bias", tp.replicated(f"{key}.bias", (width,), always=always))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer:
+            return F.layer_norm(x, (self.width,), self.weight, self.bias, EPSILON)
+        return F.rms_norm(x, (self.width,), self.weight, EPSILON)
+
+
+def vocabulary_part(vocab: int, hidden: int, tp: TensorParallel, key: str, *, tied: bool) -> Part:
+    """Return the part of a (vocab, hidden) table: rows cut over the group, padded to equal shares."""
+    padded = -(-vocab // tp.group.size) * tp.group.size
+    rows = tp.share(padded)
+
+    def cut(full: Tensor) -> Tensor:
+        return F.pad(full, (0, 0, 0, padded - vocab))[rows]
+
+    return Part(key=key, shape=(vocab, hidden), deviation=hidden**-0.5, cut=cut, tied=tied)
+
+
+class Embedding(Parts):
+    """Token embedding with the vocabulary cut over the group: (batch, seq) tokens to (seq, batch, hidden)."""
+
+    def __init__(self, part: Part, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.hold("weight", part)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens.t()
+        if self.tp.group.size == 1:
+            return F.embedding(tokens, self.weight)
+        local = tokens - self.tp.group.index * self.weight.shape[0]
+        outside = (local < 0) | (local >= self.weight.shape[0])
+        found = F.embedding(local.masked_fill(outside, 0), self.weight)
+        return self.tp.leave(found.masked_fill(outside[..., None], 0.0))
+
+
+class Head(Parts):
+    """Logits of this rank's share of the vocabulary: (seq, batch, hidden) to (seq, batch, vocab / tp)."""
+
+    def __init__(self, part: Part, tp: TensorParallel, shared: Embedding | None) -> None:
+        super().__init__()
+        self.tp = tp
+        self.table = shared
+        if shared is None:
+            self.hold("weight", part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.table is None else self.table.weight
+        return F.linear(self.tp.enter(x), weight)
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    """Sum of -log softmax at the targets over logits whose last dimension is cut over a group. Keeps the softmax for the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocab: int) -> Tensor:
+        scores = logits.float()
+        start = group.index * scores.shape[-1]
+        if start + scores.shape[-1] > vocab:
+            scores = scores.index_fill(-1, torch.arange(max(vocab - start, 0), scores.shape[-1], device=scores.device), -torch.inf)
+        top = scores.amax(-1)
+        torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX, group=group.handle)
+        probability = (scores - top[..., None]).exp_()
+        local = targets - start
+        inside = (local >= 0) & (local < scores.shape[-1])
+        local = local.masked_fill(~inside, 0)
+        at_target = scores.gather(-1, local[..., None])[..., 0].sub(top).masked_fill(~inside, 0.0)
+        sums = collectives.summed(torch.stack((probability.sum(-1), at_target)), group)
+        probability.div_(sums[0][..., None])
+        ctx.save_for_backward(probability, local, inside)
+        ctx.dtype = logits.dtype
+        return (sums[0].log() - sums[1]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        probability, local, inside = ctx.saved_tensors
+        probability.scatter_add_(-1, local[..., None], -inside.to(probability.dtype)[..., None])
+        return (probability * grad).to(ctx.dtype), None, None, None
+
+
+def summed_loss(logits: Tensor, targets: Tensor, group: Group, vocab: int) -> Tensor:
+    """Return the sum of the cross-entropies of (seq, batch, vocab / tp) logits against (batch, seq) targets, in nats, fp32."""
+    targets = targets.t()
+    if group.size == 1:
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+    result: Tensor = _VocabularyLoss.apply(logits, targets, group, vocab)  # type: ignore[no-untyped-call]
+    return result
