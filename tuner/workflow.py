@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.measurement import Measurement
     from tuner.plan import Plan
-    from tuner.shelf import PresetsAnswer
+    from tuner.shelf import ClusterFile, PresetsAnswer
 
     Progress = Callable[..., None]
 
@@ -223,6 +223,13 @@ def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:
     from tuner.shelf import look
 
     return look(kind, name)
+
+
+def cluster_file(name: str) -> ClusterFile:
+    """Return a cluster as the text of its file: a preset, one with a count of GPUs, or this machine ("local")."""
+    from tuner.shelf import cluster_file as written
+
+    return written(name)
 
 
 def doctor() -> DoctorAnswer:
