@@ -56,7 +56,13 @@ def cluster_data(cluster: Cluster) -> dict[str, Any]:
         {"name": d.name, "size": d.size, "bandwidth": _figure(d.bandwidth, "B/s"), "latency": _figure(d.latency, "s")}
         for d in cluster.domains
     ]
-    data = {"name": cluster.name, "gpu": _gpu(cluster.gpu), "gpus": cluster.gpus, "gpus_per_node": cluster.gpus_per_node, "domains": domains}
+    data = {
+        "name": cluster.name,
+        "gpu": _gpu(cluster.gpu),
+        "gpus": cluster.gpus,
+        "gpus_per_node": cluster.gpus_per_node,
+        "domains": domains,
+    }
     price = {} if cluster.price_per_gpu_hour is None else {"price_per_gpu_hour": cluster.price_per_gpu_hour}
     return data | price
 

@@ -120,7 +120,9 @@ def _accelerators() -> Iterator[Check]:
     else:
         yield Check("ok", "gpus", "; ".join(found.seen))
     if found.cluster is None:
-        yield Check("warn", "--cluster local", f"not known well enough: `tuner presets cluster local -o mine.yaml`, fill in {len(found.missing)}")
+        yield Check(
+            "warn", "--cluster local", f"not known well enough: `tuner presets cluster local -o mine.yaml`, fill in {len(found.missing)}"
+        )
     else:
         yield Check("ok", "--cluster local", f"{found.cluster.gpus} x {found.cluster.gpu.name}: {found.seen[0]}")
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tuner.accuracy.fields import Skipped
+    from tuner.accuracy.machine import MachineAnswer
     from tuner.accuracy.own import OwnCalibration
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
@@ -216,6 +217,32 @@ def calibrate(files: Any, *, name: str = "own", progress: Progress | None = None
     if progress is not None:
         progress(f"foretelling each of {len(rows)} rows without itself", 0, 1)
     return CalibrateAnswer(own_calibration(rows, name), skipped)
+
+
+def calibrate_machine(
+    *,
+    measure: bool = False,
+    nccl_log: Any = (),
+    timings: Any = (),
+    cluster: str | None = None,
+    precision: str | None = None,
+    budget: Any = None,
+    name: str = "own",
+    progress: Progress | None = None,
+) -> MachineAnswer:
+    """Return the calibration of a machine: of what is measured here (`measure`), of logs of nccl-tests, and of timings taken before."""
+    from tuner.accuracy.machine import read_and_measure
+
+    return read_and_measure(
+        _listed(nccl_log),
+        _listed(timings),
+        measure=measure,
+        cluster=cluster,
+        precision=precision,
+        budget=budget,
+        name=name,
+        progress=progress,
+    )
 
 
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:

@@ -10,22 +10,27 @@ from typing import Annotated
 import typer
 
 from tuner.cli.guard import guarded
+from tuner.cli.measure import HELP as MACHINE_HELP
+from tuner.cli.measure import MachineOptions, calibrate_machine, only_runs
 from tuner.cli.options import Show, unpacks
 from tuner.errors import one_problem
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,79}")
 
-SHORT = "A calibration from your own measured runs"
-HELP = """\
-A calibration from your own measured runs: JSONL files, one run a line, of one framework.
+SHORT = "A calibration from your own measured runs, or of your own machine"
+HELP = f"""\
+A calibration from your own measured runs: JSONL files, one run a line, of one framework. Or of this machine: --measure.
 
 Each run is foretold without itself: by the shipped calibration, by your runs beside the shipped ones, and by your runs alone. What is
 clearly better than the shipped calibration is written to --out, for --calibration; if nothing is, nothing is written and the exit code
 is 1. Three different layouts are the least. What is written goes to --calibration of any verb.
 
+{MACHINE_HELP}
 \b
 Examples:
   tuner calibrate runs.jsonl -o ours.yaml
+  tuner calibrate --measure -o mine.yaml
+  tuner calibrate --nccl-log all_reduce.log --cluster h100x16 -o mine.yaml
 """
 
 
@@ -41,7 +46,9 @@ def calibration_path(path: Path, files: list[str]) -> Path:
 
 @unpacks
 def calibrate(
-    files: Annotated[list[str], typer.Argument(metavar="ROWS...", help="JSONL files of measured runs", show_default=False)],
+    files: Annotated[list[str] | None, typer.Argument(metavar="ROWS...", help="JSONL files of measured runs", show_default=False)] = None,
+    *,
+    machine: MachineOptions,
     show: Show,
 ) -> None:
     """Fit a calibration to measured rows."""
@@ -52,9 +59,13 @@ def calibrate(
         from tuner.cli.publish import note, publish
         from tuner.report.calibrate import calibrate_text
 
-        path = None if show.out is None else calibration_path(out_path(show.out), files)
+        rows = files or []
+        path = None if show.out is None else calibration_path(out_path(show.out), rows)
+        if machine.asked and not rows:
+            return calibrate_machine(machine, path, show)
+        only_runs(machine)
         with Progress(show.quiet) as progress:
-            answer = workflow.calibrate(files, **({} if path is None else {"name": path.stem}), progress=progress)
+            answer = workflow.calibrate(rows, **({} if path is None else {"name": path.stem}), progress=progress)
         if path is not None and answer.text:
             write_file(path, answer.text)
             note(f"wrote {path}", show)

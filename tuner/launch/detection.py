@@ -150,7 +150,9 @@ def named_cluster(text: str) -> Cluster:
     found = local(text)
     if found.cluster is None:
         rule = f"is not known well enough to plan for: {found.seen[0]}"
-        raise one_problem("cluster", "", text, rule, f"`tuner presets cluster local -o mine.yaml` writes what was read; fill in {found.missing[0]}")
+        raise one_problem(
+            "cluster", "", text, rule, f"`tuner presets cluster local -o mine.yaml` writes what was read; fill in {found.missing[0]}"
+        )
     return found.cluster
 
 
@@ -261,12 +263,12 @@ def _family(name: str) -> str:
 
 def _same_form(gpu: Gpu, cards: Accelerators) -> bool:
     """Whether a preset is a PCIe card where the driver's name says so, and none where it does not."""
-    return ("pcie" in gpu.name) == ("pcie" in cards.name.lower()) and ("nvl" in gpu.name.split("-")) == ("nvl" in cards.name.lower().split())
+    return ("pcie" in gpu.name) == ("pcie" in cards.name.lower()) and ("nvl" in gpu.name.split("-")) == (
+        "nvl" in cards.name.lower().split()
+    )
 
 
-def _like_preset(
-    machine: Machine, cards: Accelerators, gpu: Gpu, compute: list[Nic], rate: float
-) -> tuple[Cluster, tuple[str, ...]]:
+def _like_preset(machine: Machine, cards: Accelerators, gpu: Gpu, compute: list[Nic], rate: float) -> tuple[Cluster, tuple[str, ...]]:
     """Return the machine with the figures that were seen in place of those of the preset cluster that is nearest to it."""
     kinds = [found for found in map(presets.cluster, presets.names("clusters")) if found.gpu.name == gpu.name]
     if not kinds:

@@ -146,12 +146,13 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def dump(file: CalibrationFile) -> str:
-    """Return the file as YAML, without what is empty or as by default."""
+HEAD = "Written by `python -m tuner.cost_model.fit`; change the fit, not this file."
+
+
+def dump(file: CalibrationFile, head: str = HEAD) -> str:
+    """Return the file as YAML under a comment, without what is empty or as by default."""
     data = file.model_dump(mode="json", exclude_defaults=True)
-    return "# Written by `python -m tuner.cost_model.fit`; change the fit, not this file.\n" + yaml.dump(
-        data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140
-    )
+    return f"# {head}\n" + yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140)
 
 
 class Layered(NamedTuple):
