@@ -1,4 +1,4 @@
-"""One measured operator or collective: what microbenchmarks and logs of nccl-tests give, a line of JSON each, and the cost model's fit reads."""
+"""One measured operator or collective, a line of JSON: what microbenchmarks and logs of nccl-tests give and the cost model's fit reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _seconds = Annotated[float, Field(gt=0, le=1e5)]
 
 
 class Timing(Spec):
-    """seconds: median over `samples` of one call, each sample the mean of a run of calls; spread: half the distance between their quartiles.
+    """seconds: median over `samples` of one call, each the mean of a run of calls; spread: half the distance between their quartiles.
 
     gemm: (m x k) @ (k x n). attention: causal, `batch` sequences of `length` tokens, `heads` queries and `kv_heads` keys of `head_dim`.
     stream: an element-wise kernel that moves `bytes` in all. launch: an empty kernel between others on the device; issue: the host time of

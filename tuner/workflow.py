@@ -231,7 +231,7 @@ def calibrate_machine(
     progress: Progress | None = None,
 ) -> MachineAnswer:
     """Return the calibration of a machine: of what is measured here (`measure`), of logs of nccl-tests, and of timings taken before."""
-    from tuner.accuracy.machine import read_and_measure
+    from tuner.measuring import read_and_measure
 
     return read_and_measure(
         _listed(nccl_log),

@@ -61,8 +61,8 @@ def calibrate(
 
         rows = files or []
         path = None if show.out is None else calibration_path(out_path(show.out), rows)
-        if machine.asked and not rows:
-            return calibrate_machine(machine, path, show)
+        if machine.asked:
+            return calibrate_machine(machine, rows, path, show)
         only_runs(machine)
         with Progress(show.quiet) as progress:
             answer = workflow.calibrate(rows, **({} if path is None else {"name": path.stem}), progress=progress)

@@ -62,8 +62,11 @@ class MachineOptions:
         return bool(self.measure or self.nccl_log or self.timings)
 
 
-def calibrate_machine(options: MachineOptions, path: Path | None, show: Show) -> int:
-    """Measure or read, print what it gave, and write the calibration and the timings."""
+def calibrate_machine(options: MachineOptions, rows: list[str], path: Path | None, show: Show) -> int:
+    """Measure or read, print what it gave, and write the calibration and the timings. Raises SpecError beside a framework's runs."""
+    if rows:
+        rule = "are of a framework; --measure, --nccl-log and --timings are of a machine"
+        raise one_problem("rows", "", rows[0], rule, "two calls of calibrate")
     from tuner import workflow
     from tuner.cli.output import Progress, write_file
     from tuner.cli.publish import note, publish

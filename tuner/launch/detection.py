@@ -1,4 +1,4 @@
-"""This machine as a Cluster: what was seen, what was taken from a preset, and what a person must fill in.
+"""The machine at hand as a Cluster: what was seen, what was taken from a preset, and what a person must fill in.
 
 Accelerators come first; where there are none, processes on the CPU stand in for them, so that everything can be tried on a laptop.
 """
@@ -189,7 +189,7 @@ def _shared(source: str, share: float) -> str:
 
 def _core(cpu: Cpu, base: Gpu, share: float, count: int) -> dict[str, Any]:
     """Return the fields of one process: peaks from the clock and instruction sets of /proc/cpuinfo, else those of cpu-core."""
-    changes: dict[str, Any] = {"hbm": Sourced[float](value=base.hbm.value * share, source=_shared(base.hbm.source, share))}
+    changes: dict[str, Any] = {"aliases": (), "hbm": Sourced[float](value=base.hbm.value * share, source=_shared(base.hbm.source, share))}
     if cpu.memory:
         source = f"{show_bytes(cpu.memory)} of RAM over {count} processes"
         changes["memory"] = Sourced[float](value=cpu.memory / count, source=source)
@@ -242,7 +242,7 @@ def find_gpu(cards: Accelerators) -> Gpu | None:
             found = presets.gpu(word)
         except SpecError:
             continue
-        if not cards.memory or abs(found.memory.value / cards.memory - 1) < SAME_MEMORY:
+        if _same_form(found, cards) and (not cards.memory or abs(found.memory.value / cards.memory - 1) < SAME_MEMORY):
             return found
     close = [g for g in map(presets.gpu, presets.names("gpus")) if _family(g.name) == _family(_spellings(cards.name)[0])]
     return next((g for g in close if cards.memory and abs(g.memory.value / cards.memory - 1) < SAME_MEMORY and _same_form(g, cards)), None)

@@ -32,7 +32,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class Rank(NamedTuple):
-    """This process among its peers. torch: the module; groups: process groups by (members, stride), None where this rank is in none."""
+    """A process among its peers. torch: the module; groups: process groups by (members, stride), None where this rank is in none."""
 
     torch: Any
     rank: int
@@ -44,6 +44,7 @@ class Rank(NamedTuple):
 
     @property
     def cuda(self) -> bool:
+        """Whether it has an accelerator."""
         return bool(self.device.type == "cuda")
 
     def wait(self) -> None:
@@ -69,7 +70,7 @@ class Rank(NamedTuple):
 
 
 def joined(precision: str) -> Rank:
-    """Return this process, in the group that torchrun's environment names (alone where there is none)."""
+    """Return the process that runs, in the group that torchrun's environment names (alone where there is none)."""
     import torch
 
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

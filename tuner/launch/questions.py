@@ -8,17 +8,21 @@ from typing import Any
 Question = dict[str, Any]
 
 # (n, k) of a layer's products, whole and split by tensor parallelism: small widths for CPUs, wide ones for accelerators.
-CPU_WIDTHS = ((256, 256), (64, 256), (256, 64), (176, 256), (256, 176), (704, 256), (256, 704), (1024, 256), (512, 512), (1536, 768), (768, 1536), (1024, 1024))  # fmt: skip
+CPU_WIDTHS = (
+    *((256, 256), (64, 256), (256, 64), (176, 256), (256, 176), (704, 256), (256, 704), (1024, 256)),
+    *((512, 512), (1536, 768), (768, 1536), (1024, 1024)),
+)
 CPU_ROWS = (64, 256, 1024)
-WIDTHS = ((1024, 4096), (4096, 1024), (2048, 4096), (4096, 4096), (6144, 4096), (4096, 2048), (14336, 4096), (4096, 14336), (28672, 4096), (8192, 8192), (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (32000, 4096))  # fmt: skip
+WIDTHS = (
+    *((1024, 4096), (4096, 1024), (2048, 4096), (4096, 4096), (6144, 4096), (4096, 2048), (14336, 4096), (4096, 14336), (28672, 4096)),
+    *((8192, 8192), (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (32000, 4096)),
+)
 ROWS = (512, 2048, 4096, 8192)
-# (batch, length, heads, kv_heads, head_dim)
-CPU_ATTENTION = tuple(
-    (b, s, h, kv, d) for d, heads in ((64, ((1, 1), (2, 1), (4, 2), (4, 4))), (128, ((2, 2),))) for h, kv in heads for b, s in ((1, 128), (4, 128), (1, 256), (1, 512), (4, 256), (1, 1024))
-)  # fmt: skip
-ATTENTION = tuple(
-    (b, s, h, kv, d) for d, heads in ((64, ((16, 16),)), (128, ((4, 1), (8, 2), (8, 8), (32, 8), (32, 32)))) for h, kv in heads for b in (1, 4) for s in (1024, 2048, 4096, 8192) if b * s <= 16384
-)  # fmt: skip
+# (heads, kv_heads, head_dim), and (batch, length)
+CPU_HEADS = ((1, 1, 64), (2, 1, 64), (4, 2, 64), (4, 4, 64), (2, 2, 128))
+CPU_SEQUENCES = ((1, 128), (4, 128), (1, 256), (1, 512), (4, 256), (1, 1024))
+HEADS = ((16, 16, 64), (4, 1, 128), (8, 2, 128), (8, 8, 128), (32, 8, 128), (32, 32, 128))
+SEQUENCES = ((1, 1024), (4, 1024), (1, 2048), (4, 2048), (1, 4096), (4, 4096), (1, 8192))
 KIB, MIB = 2**10, 2**20
 CPU_STREAMS = tuple(KIB * 3 * 4**i for i in range(3, 8))
 STREAMS = tuple(3 * MIB * 2**i for i in range(0, 10, 2))
@@ -52,8 +56,9 @@ def _products(accelerated: bool) -> list[Question]:
 
 
 def _attention(accelerated: bool) -> list[Question]:
-    names = ("batch", "length", "heads", "kv_heads", "head_dim")
-    shapes = [dict(zip(names, shape, strict=True)) for shape in (ATTENTION if accelerated else CPU_ATTENTION)]
+    heads, sequences = (HEADS, SEQUENCES) if accelerated else (CPU_HEADS, CPU_SEQUENCES)
+    names = ("heads", "kv_heads", "head_dim", "batch", "length")
+    shapes = [dict(zip(names, (*of, *sequence), strict=True)) for of in heads for sequence in sequences]
     return [{"op": "attention", **shape, **way} for shape in shapes for way in ({}, {"backward": True})]
 
 
@@ -62,16 +67,11 @@ def _messages(world: int, local: int, accelerated: bool) -> list[Question]:
     sizes = MESSAGES if accelerated else CPU_MESSAGES
     groups = [(2**i, 1) for i in range(1, world.bit_length()) if 2**i <= world]
     nodes = world // local
-    if nodes > 1 and local > 1 and world % local == 0:
-        groups.append((nodes, local))
-    pairs = [1] + ([local] if nodes > 1 and local > 1 else [])
-    made = [
-        {"op": op, "bytes": size, "members": members, "stride": stride}
-        for size in sizes
-        for members, stride in groups
-        for op in COLLECTIVES
-    ] + [{"op": "p2p", "bytes": size, "members": 2, "stride": stride} for size in sizes for stride in pairs]
-    return [q | {"nodes": _spanned(q["members"], q["stride"], local)} for q in made]
+    across = nodes > 1 and local > 1 and world % local == 0
+    groups += [(nodes, local)] if across else []
+    asked = [(op, size, *group) for size in sizes for group in groups for op in COLLECTIVES]
+    asked += [("p2p", size, 2, stride) for size in sizes for stride in ((1, local) if across else (1,))]
+    return [{"op": o, "bytes": size, "members": m, "stride": s, "nodes": _spanned(m, s, local)} for o, size, m, s in asked]
 
 
 def _spanned(members: int, stride: int, local: int) -> int:

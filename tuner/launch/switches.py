@@ -13,16 +13,18 @@ _ITEM = re.compile(r"(\w+)=(\S+)")
 
 
 class Level(NamedTuple):
-    """A level of switches, inner first: the nodes under each, the same for all or 0 where they differ."""
+    """A level of switches: the nodes under each (0 where they differ), and how many switches there are."""
 
     name: str
     nodes: int
-    count: int
+    switches: int
 
 
 def hosts(text: str, where: str = "topology.conf") -> list[str]:
     """Return the names of a Slurm host list: "dev[0-2,7],login" is dev0 dev1 dev2 dev7 login. Raises SpecError."""
     found: list[str] = []
+    if set("[]") & set(re.sub(r"\[[^\[\]]*\]", "", text)):
+        raise one_problem(where, "", text[:80], "must be a host list", "like node[01-16]")
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         found += _expanded(part, where)
         if len(found) > MOST_NODES:
@@ -33,8 +35,6 @@ def hosts(text: str, where: str = "topology.conf") -> list[str]:
 def _expanded(part: str, where: str) -> list[str]:
     match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", part)
     if match is None:
-        if "[" in part or "]" in part:
-            raise one_problem(where, "", part[:80], "must be a host list", "like node[01-16]")
         return [part]
     tails = _expanded(match[3], where) if match[3] else [""]
     return [match[1] + number + tail for number in _numbers(match[2], where) for tail in tails]

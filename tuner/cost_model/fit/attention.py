@@ -133,6 +133,7 @@ def _is_tuned(table: Table) -> Any:
 
 
 def tuned_curve(tables: Sequence[Table], block: int) -> AttentionCurve:
+    """Return the curve of rows that their kernels are tuned for, blocks of `block` queries."""
     dimensions = tuple(sorted({float(d) for t in tables for d in np.unique(t["qk"])}))
     thin = [t.where(np.arange(len(t)) % max(1, len(t) * len(tables) // _BASE_ROWS) == 0) for t in tables]
     logs = [np.log(t["seconds"]) for t in thin]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from tuner.cost_model.calibration import COLLECTIVES, DTYPE_OF, CalibrationFile,
 from tuner.cost_model.collectives import Group, collective_seconds, send_seconds
 from tuner.cost_model.fit.lattice import minimise, round4
 from tuner.cost_model.fit.tables import errors
-from tuner.cost_model.fit.timings import FOLDS, Kind, Told, attended, in_one_domain, linked, products, tell
+from tuner.cost_model.fit.timings import FOLDS, Kind, Told, attended, closer, in_one_domain, linked, products, tell
 from tuner.errors import one_problem
 
 if TYPE_CHECKING:
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
     from tuner.timing import Timing
 
-Rows = Mapping[str, list["Timing"]]  # timings by what they are of
+Rows = Mapping[str, list["Timing"]]  # by what they are timings of
 NOISE = 0.2  # of one timing, in its logarithm, beside what a step makes of it
 DOUBT = {
     "memory_bandwidth_efficiency": 0.5, "long_stream_efficiency": 0.5, "kernel_launch_s": 1.0, "attention_backward_ratio": 0.3,
-    "host_per_layer_s": 1.0, "pp_send_s": 1.5, "inter_node_efficiency": 0.3, "inter_node_all_to_all_efficiency": 0.4, "inter_node_hop_s": 1.5,
+    "host_per_layer_s": 1.0, "pp_send_s": 1.5,
+    "inter_node_efficiency": 0.3, "inter_node_all_to_all_efficiency": 0.4, "inter_node_hop_s": 1.5,
 }  # fmt: skip
 KERNELS_OF_A_LAYER = 40  # what prior.yaml says of host_per_layer_s
 LARGE_SHARE = 0.25  # of the largest stream: from there on none of it stays in a cache
@@ -43,12 +45,14 @@ class MachineFit:
 
 
 def usable(timings: Sequence[Timing]) -> list[Timing]:
-    """Return the timings in a precision whose curves these are: 16 bits, or the fp32 that takes the same ones."""
-    return [t for t in timings if not t.precision or DTYPE_OF.get(t.precision) == "bfloat16"]
+    """Return the timings in the precision of most of them, of those that take the 16-bit curve (fp32 too); and those without one."""
+    counts = Counter(t.precision for t in timings if DTYPE_OF.get(t.precision) == "bfloat16")
+    chosen = counts.most_common(1)[0][0] if counts else ""
+    return [t for t in timings if t.precision in ("", chosen)]
 
 
 def machine_calibration(timings: Sequence[Timing], cluster: Cluster, base: Calibration, name: str, source: str) -> MachineFit:
-    """Return the calibration of these timings of `cluster`, near `base` where they say little. Raises SpecError where nothing can be used."""
+    """Return the calibration of these timings of `cluster`, near `base` where they say little. Raises SpecError where none can be used."""
     known = usable(timings)
     told = [tell(kind, source) for kind in _kinds(known, cluster, base)]
     curves: dict[str, dict[str, Any]] = {}
@@ -71,7 +75,7 @@ def _unread(timings: Sequence[Timing], known: Sequence[Timing], cluster: Cluster
     inside = {id(t) for op in COLLECTIVES for t in in_one_domain(known, op, _inner(cluster))}
     lost = [t for t in known if t.op in COLLECTIVES and t.nodes == 1 and id(t) not in inside]
     counts = {
-        "in a precision without a curve of its own": len(timings) - len(known),
+        "in another precision, or one without a curve to fit": len(timings) - len(known),
         "of groups wider than the innermost domain": len(lost),
     }
     return {why: n for why, n in counts.items() if n}
@@ -108,20 +112,27 @@ def _coefficients(
 ) -> tuple[dict[str, Override], list[Told]]:
     """Return the coefficients, and for each kind that they tell the errors on rows held out, a quarter at a time."""
     by_op = _by_op(timings)
+    known = predictions(by_op, cluster, base)
     found: dict[str, Override] = {}
-    for fit, _ in FITS.values():
-        found |= fit(by_op, cluster, with_curves, source)
     told = []
-    for kind, (said, seconds) in predictions(by_op, cluster, base).items():
-        after = _held_out(kind, by_op, cluster, with_curves)
-        told.append(Told(name=kind, n=len(seconds), way="level", before=errors(said, seconds), after=after, curve=None))
+    for kind, (fit, _) in FITS.items():
+        made = fit(by_op, cluster, with_curves, source)
+        if kind in known:
+            shipped, seconds = known[kind]
+            said, measured, of_shipped = _held_out(kind, by_op, cluster, with_curves, base)
+            helps = closer(said, of_shipped, measured)
+            before = errors(shipped, seconds)
+            after = errors(said, measured) if helps else before
+            told.append(Told(name=kind, n=len(seconds), way="level" if helps else "shipped", before=before, after=after, curve=None))
+            made = made if helps else {}
+        found |= made
     return found, told
 
 
-def _held_out(kind: str, by_op: Rows, cluster: Cluster, base: Calibration) -> tuple[float, float]:
-    """Return the errors of a kind's coefficients on the quarters of its rows that they were fitted without."""
+def _held_out(kind: str, by_op: Rows, cluster: Cluster, base: Calibration, shipped: Calibration) -> tuple[Any, Any, Any]:
+    """Return (predicted, measured, predicted as it ships) of a kind's rows, each quarter by coefficients that were fitted without it."""
     fit, ops = FITS[kind]
-    said, measured = [], []
+    said, measured, before = [], [], []
     for part in range(FOLDS):
         kept = {op: [t for i, t in enumerate(rows) if op not in ops or _fold(t, i) != part] for op, rows in by_op.items()}
         left = {op: [t for i, t in enumerate(rows) if op in ops and _fold(t, i) == part] for op, rows in by_op.items()}
@@ -131,7 +142,8 @@ def _held_out(kind: str, by_op: Rows, cluster: Cluster, base: Calibration) -> tu
         if pair is not None:
             said.append(pair[0])
             measured.append(pair[1])
-    return errors(np.concatenate(said), np.concatenate(measured))
+            before.append(predictions(left, cluster, shipped)[kind][0])
+    return np.concatenate(said), np.concatenate(measured), np.concatenate(before)
 
 
 def _fold(timing: Timing, place: int) -> int:
@@ -179,7 +191,7 @@ def _line(exact: Any, seconds: Any, launches: Sequence[float], base: Calibration
         off = np.log(exact / e + launch) - np.log(seconds)
         return np.concatenate([off / NOISE, (np.log(launch) - np.log(launches)) / NOISE, (x - prior) / doubt])
 
-    e, launch = np.exp(np.minimum(minimise(residuals, prior, 1.0), most))
+    e, launch = np.exp(np.minimum(minimise(residuals, prior.tolist(), 1.0), most))
     return float(e), float(launch)
 
 
@@ -266,7 +278,7 @@ def _solve(rows: Sequence[Timing], cluster: Cluster, base: Calibration, names: S
         off = (np.log(_collective(rows, cluster, _with(base, names, values))) - logs) / NOISE
         return np.concatenate([off, (x - prior) / doubt])
 
-    found: list[float] = np.exp(np.clip(minimise(residuals, prior, 1.0), low, high)).tolist()
+    found: list[float] = np.exp(np.clip(minimise(residuals, prior.tolist(), 1.0), low, high)).tolist()
     return found
 
 

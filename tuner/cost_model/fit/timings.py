@@ -31,6 +31,8 @@ FOLDS = 4
 SEEN = ((FOLDS - 1) / FOLDS) ** 2  # share of the rows that are left where a way is tried inside a quarter's rest
 LEVEL_DOUBT, LATENCY_DOUBT = 1.0, 2.0  # standard deviations of the logarithms of a level and of a latency before any row
 NOISE = 0.2  # of one timing, in its logarithm
+MOST_OFF = 3.0
+CLEARLY = 0.95
 COARSE = ((64.0, 256.0, 1024.0, 4096.0, 16384.0),) * 3
 SMALL_MENU = ((16, 64, 1), (64, 64, 1), (128, 128, 1))  # of a processor that computes one small tile at a time
 ALL = (1.0, 1e12)
@@ -96,7 +98,7 @@ def attended(rows: Sequence[Timing], gpu: Gpu, precision: str, base: AttentionCu
     def own(part: Table) -> AttentionCurve | None:
         if len(part) < FEWEST["attention"] * SEEN:
             return None
-        made = [attention.tuned_curve([part], block) for block in (attention.BLOCKS if multiprocessors(gpu) > 1 else (64,))]
+        made = [attention.tuned_curve([part], block) for block in attention.BLOCKS[: 2 if multiprocessors(gpu) > 1 else 1]]
         return min(made, key=lambda curve: float(np.mean(np.abs(np.log(attention.predict(curve, part) / part["seconds"])))))
 
     columns = ("batch", "length", "heads", "kv_heads", "qk")
@@ -180,7 +182,7 @@ def _best(kind: Kind, table: Table, parts: Any) -> str:
         for way, curve in _candidates(kind, rest).items():
             off.setdefault(way, []).append(np.abs(np.log(kind.predict(curve, left) / left["seconds"])))
     count = len(np.unique(parts))
-    scores = {way: float(np.mean(np.minimum(np.concatenate(found), 3.0))) for way, found in off.items() if len(found) == count}
+    scores = {way: float(np.mean(np.minimum(np.concatenate(found), MOST_OFF))) for way, found in off.items() if len(found) == count}
     return min(scores, key=lambda way: scores[way])
 
 
@@ -197,10 +199,21 @@ def tell(kind: Kind, source: str) -> Told:
         rest = table.where(parts != part)
         way = _best(kind, rest, parts[parts != part])
         said[parts == part] = kind.predict(_candidates(kind, rest)[way], table.where(parts == part))
-    after, before = errors(said, table["seconds"]), errors(kind.predict(kind.base, table), table["seconds"])
+    shipped = kind.predict(kind.base, table)
+    after, before = errors(said, table["seconds"]), errors(shipped, table["seconds"])
+    if not closer(said, shipped, table["seconds"]):
+        return Told(name=kind.name, n=len(table), way="shipped", before=before, after=before, curve=kind.base)
     way = _best(kind, table, parts)
     curve = _candidates(kind, table)[way]
     return Told(name=kind.name, n=len(table), way=way, before=before, after=after, curve=_with_fit(curve, kind, source, after))
+
+
+def closer(said: Any, before: Any, seconds: Any) -> bool:
+    """Whether `said` is nearer to what was measured than `before`: by the mean of the log errors, each bounded, so that one slip of a busy
+    machine does not decide.
+    """
+    off = [float(np.mean(np.minimum(np.abs(np.log(side / seconds)), MOST_OFF))) for side in (said, before)]
+    return off[0] < CLEARLY * off[1]
 
 
 def _with_fit(curve: Any, kind: Kind, source: str, after: tuple[float, float] | None) -> Any:

@@ -24,10 +24,10 @@ _OTHER = re.compile(r"\b(broadcast|reduce|gather|scatter|hypercube)_perf\b")
 _NOISE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|^\[\d+,\d+\](?:<\w+>)?:|^\s*\d+:\s(?=\s*[#\d])")
 _RANK = re.compile(r"#?\s*Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
 _THREADS = re.compile(r"nThreads?\s+(\d+)\s+nGpus\s+(\d+)")
-# size, count, type, redop, (root,) then time, algbw, busbw and errors, out of place and in place
-_ROW = re.compile(
-    r"\s*(\d+)\s+\d+\s+[a-z]\w*\s+\w+\s+(?:-?\d+\s+)?((?:[\d.]+(?:e[+-]?\d+)?|N/A)(?:\s+(?:[\d.]+(?:e[+-]?\d+)?|N/A)){3,7})\s*$"
-)
+# size, count, type, redop, then root (in newer releases), time, algbw, busbw and errors, out of place and in place
+_CELL = r"(?:-?[\d.]+(?:e[+-]?\d+)?|N/A)"
+_ROW = re.compile(rf"\s*(\d+)\s+\d+\s+[a-z]\w*\s+\w+\s+({_CELL}(?:\s+{_CELL}){{7,8}})\s*$")
+_HALVES = 8
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _State:
 
 
 def read_nccl_log(path: Path) -> tuple[list[Timing], int]:
-    """Return the timings of a log, out of place and in place, and how many rows reported wrong results and are left out. Raises SpecError."""
+    """Return the timings of a log, out of place and in place, and how many halves of rows had wrong results. Raises SpecError."""
     return parse_nccl_log(read_text(path, MOST_BYTES), str(path))
 
 
@@ -65,14 +65,12 @@ def parse_nccl_log(text: str, where: str) -> tuple[list[Timing], int]:
         if row is None:
             _note(state, clean)
         elif state.op is not None:
-            timings, bad = _timings(state, int(row[1]), row[2].split(), where)
+            timings, bad = _timings(state, int(row[1]), row[2].split()[-_HALVES:], where)
             found += timings
             wrong += bad
     if not found:
         rule = "holds no table of nccl-tests" if not wrong else f"holds {wrong} rows, all with wrong results"
-        raise one_problem(
-            where, "", "", rule, "the output of all_reduce_perf, all_gather_perf, reduce_scatter_perf, alltoall_perf or sendrecv_perf"
-        )
+        raise one_problem(where, "", "", rule, f"the output of {', '.join(OPS)}")
     return found, wrong
 
 
