@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tuner.accuracy.machine import MachineAnswer
     from tuner.cluster import Cluster
+    from tuner.launch.measure import Measured
     from tuner.timing import Timing
 
     Progress = Callable[..., None]
@@ -72,14 +73,17 @@ def read_and_measure(
     of = None if measure and cluster is None and not found else cluster_of(found, cluster)
     of = named_cluster("local") if of is None else of
     if measure:
-        found += _measured_here(of, float(seconds or BUDGET_S), precision or "", progress)
+        measured = _measured_here(of, float(seconds or BUDGET_S), precision or "", progress)
+        found += measured.timings
+        missed = measured.asked - len(measured.timings)
+        notes += [f"{missed} of {measured.asked} measurements left out: the time was up (--budget) or memory was short"] if missed else []
         sources.append(f"measured by tuner calibrate --measure on {found[-1].device}, {found[-1].ranks} processes")
     if progress is not None:
         progress(f"fitting {len(found)} timings")
     return calibrated_machine(found, of, name, ", ".join(sources), notes)
 
 
-def _measured_here(cluster: Cluster, budget_s: float, precision: str, progress: Progress | None) -> list[Timing]:
+def _measured_here(cluster: Cluster, budget_s: float, precision: str, progress: Progress | None) -> Measured:
     """Return the timings of this machine, which must be what `cluster` says. Raises SpecError where it is not."""
     here = named_cluster("local")
     if cluster.gpu.name != here.gpu.name:

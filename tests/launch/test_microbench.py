@@ -43,7 +43,8 @@ def test_groups_across_nodes() -> None:
 @needs_torch
 def test_two_processes_measure_every_kind() -> None:
     told: list[tuple[object, ...]] = []
-    timings = measure(2, 6.0, progress=lambda *words: told.append(words))
+    timings, asked = measure(2, 6.0, progress=lambda *words: told.append(words))
+    assert asked == len(questions(2, 2, accelerated=False, precision="fp32"))
     assert {t.op for t in timings} >= {"gemm", "attention", "stream", "all_reduce"}
     assert all(t.seconds > 0 and t.ranks == 2 and t.precision == "fp32" for t in timings)
     assert {t.members for t in timings if t.op in COLLECTIVES} == {2}
