@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tuner.errors import InfrastructureError, SpecError
 from tuner.load import load_spec, parse_json
@@ -26,7 +26,14 @@ STOP_S = 10.0
 KEPT_LINES = 40
 
 
-def measure(processes: int, budget_s: float, precision: str = "", progress: Callable[..., None] | None = None) -> list[Timing]:
+class Measured(NamedTuple):
+    """timings: what was measured; asked: how many there would be if time and memory had sufficed."""
+
+    timings: list[Timing]
+    asked: int
+
+
+def measure(processes: int, budget_s: float, precision: str = "", progress: Callable[..., None] | None = None) -> Measured:
     """Return the timings of `processes` processes on this machine; no question is begun after `budget_s` seconds of measuring.
 
     Raises InfrastructureError where torch is missing, or the processes fail or hang; none of them is left behind.
@@ -58,7 +65,7 @@ def measure(processes: int, budget_s: float, precision: str = "", progress: Call
             raise
         finally:
             watch.cancel()
-    if code or not found:
+    if code or not found.timings:
         raise InfrastructureError(f"the microbenchmarks ended with exit code {code}: {_reason(said)}")
     return found
 
@@ -70,9 +77,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
 
 
-def _read(process: subprocess.Popen[str], progress: Callable[..., None] | None) -> tuple[list[Timing], deque[str]]:
+def _read(process: subprocess.Popen[str], progress: Callable[..., None] | None) -> tuple[Measured, deque[str]]:
     """Return the timings among the lines that the processes print, and the last of the others."""
     found: list[Timing] = []
+    asked = 0
     said: deque[str] = deque(maxlen=KEPT_LINES)
     for line in process.stdout or ():
         text = line.strip()
@@ -80,12 +88,13 @@ def _read(process: subprocess.Popen[str], progress: Callable[..., None] | None) 
             said.append(text)
         elif text.startswith('{"done"'):
             counted = json.loads(text)
+            asked = counted["of"]
             if progress is not None:
                 progress("measuring operators and links:", counted["done"], counted["of"])
         else:
             with suppress(SpecError):  # a line of another program
                 found.append(load_spec(Timing, parse_json(text, "microbench"), "microbench", units=False))
-    return found, said
+    return Measured(found, asked), said
 
 
 def _reason(said: deque[str]) -> str:

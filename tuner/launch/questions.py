@@ -69,8 +69,10 @@ def _messages(world: int, local: int, accelerated: bool) -> list[Question]:
     nodes = world // local
     across = nodes > 1 and local > 1 and world % local == 0
     groups += [(nodes, local)] if across else []
-    asked = [(op, size, *group) for size in sizes for group in groups for op in COLLECTIVES]
-    asked += [("p2p", size, 2, stride) for size in sizes for stride in ((1, local) if across else (1,))]
+    asked: list[tuple[str, int, int, int]] = []
+    for size in sizes:
+        asked += [(op, size, *group) for group in groups for op in COLLECTIVES]
+        asked += [("p2p", size, 2, stride) for stride in ((1, local) if across else (1,))]
     return [{"op": o, "bytes": size, "members": m, "stride": s, "nodes": _spanned(m, s, local)} for o, size, m, s in asked]
 
 
