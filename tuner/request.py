@@ -319,8 +319,10 @@ def _framework(value: Any) -> Framework:
 
 def _cluster(request: Request) -> tuple[Cluster, tuple[int, ...]]:
     """Return the cluster of the request, and the counts of its GPUs that are asked about (its own where none is given)."""
+    from tuner.launch.detection import named_cluster
+
     given = request.cluster
-    cluster = given if isinstance(given, Cluster) else presets.cluster(str(given))
+    cluster = given if isinstance(given, Cluster) else named_cluster(str(given))
     if request.price is not None:
         cluster = cluster.replace(price_per_gpu_hour=money(request.price, "price"))
     if request.gpus is None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tuner.accuracy.fields import Skipped
+    from tuner.accuracy.machine import MachineAnswer
     from tuner.accuracy.own import OwnCalibration
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tuner.logged import Logged
     from tuner.measurement import Measurement
     from tuner.plan import Plan
-    from tuner.shelf import PresetsAnswer
+    from tuner.shelf import ClusterFile, PresetsAnswer
 
     Progress = Callable[..., None]
 
@@ -236,11 +237,44 @@ def calibrate(files: Any, *, name: str = "own", progress: Progress | None = None
     return CalibrateAnswer(own_calibration(rows, name), skipped, logs)
 
 
+def calibrate_machine(
+    *,
+    measure: bool = False,
+    nccl_log: Any = (),
+    timings: Any = (),
+    cluster: str | None = None,
+    precision: str | None = None,
+    budget: Any = None,
+    name: str = "own",
+    progress: Progress | None = None,
+) -> MachineAnswer:
+    """Return the calibration of a machine: of what is measured here (`measure`), of logs of nccl-tests, and of timings taken before."""
+    from tuner.measuring import read_and_measure
+
+    return read_and_measure(
+        _listed(nccl_log),
+        _listed(timings),
+        measure=measure,
+        cluster=cluster,
+        precision=precision,
+        budget=budget,
+        name=name,
+        progress=progress,
+    )
+
+
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:
     """Return the kinds of presets, the presets of a kind, or one preset with every figure and its source."""
     from tuner.shelf import look
 
     return look(kind, name)
+
+
+def cluster_file(name: str) -> ClusterFile:
+    """Return a cluster as the text of its file: a preset, one with a count of GPUs, or this machine ("local")."""
+    from tuner.shelf import cluster_file as written
+
+    return written(name)
 
 
 def doctor() -> DoctorAnswer:

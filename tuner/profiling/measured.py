@@ -279,7 +279,9 @@ def measure_search(
     ended = run(campaign, progress)
     ran, _ = ran_of(candidates, new_study(campaign.sampler, name=name, storage=campaign.storage))
     places = {tuple(sorted(plan_record(plan, job.gpus).items())): i for i, plan in enumerate(plans)}
-    results = {places[tuple(sorted(e.plan.items()))]: e.result for e in ended.entries if not e.reference and e.result.end != "infrastructure"}
+    results = {
+        places[tuple(sorted(e.plan.items()))]: e.result for e in ended.entries if not e.reference and e.result.end != "infrastructure"
+    }
     standing = standings(candidates, ran, results)
     measured = Measured(
         ended=ended,
