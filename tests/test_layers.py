@@ -23,12 +23,12 @@ LEVELS: tuple[tuple[str, float], ...] = (
     ("tuner.launch.topology", 7.8), ("tuner.launch.switches", 7.8), ("tuner.launch.detection", 7.9),
     ("tuner.search", 8), ("tuner.launch", 8), ("tuner.accuracy", 9), ("tuner.request", 9), ("tuner.answers", 9),
     ("tuner.explained", 9.2), ("tuner.found", 9.2), ("tuner.shelf", 9.2), ("tuner.health", 9.3), ("tuner.searching", 9.3),
-    ("tuner.measuring", 9.3), ("tuner.logged", 9.2),
+    ("tuner.measuring", 9.3), ("tuner.logged", 9.2), ("tuner.profiling", 9.25),
     ("tuner.workflow", 9.4), ("tuner.report", 10), ("tuner.cli", 11), ("tuner", 12),
 )  # fmt: skip
 WHOLE = (
     "tuner.cost_model.rules", "tuner.cost_model.fit", "tuner.hf_config", "tuner.search",
-    "tuner.launch", "tuner.accuracy", "tuner.report", "tuner.cli",
+    "tuner.launch", "tuner.accuracy", "tuner.profiling", "tuner.report", "tuner.cli",
 )  # fmt: skip
 FILES = sorted((ROOT / "tuner").rglob("*.py"))
 

@@ -6,13 +6,14 @@ Nothing is printed here. `progress` is called with words and counts, and may be 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import one_problem
 from tuner.load import path_of
-from tuner.request import JOB_KEYS, SEARCH_KEYS, Problems, knobs, read_calibration, read_job, read_request
+from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, Problems, close, knobs, read_calibration, read_job, read_request, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tuner.accuracy.fields import Skipped
     from tuner.accuracy.machine import MachineAnswer
     from tuner.accuracy.own import OwnCalibration
+    from tuner.accuracy.replay import Strategy
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
@@ -37,6 +39,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ValidateAnswer:
     """Rows with their predictions, the rows that were skipped and why, and the scores; the scores of tables of operators."""
+
+    document: dict[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Return the answer as JSON's types."""
+        return self.document
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayAnswer:
+    """How searches would have ended on measured series."""
 
     document: dict[str, Any]
 
@@ -76,13 +89,56 @@ def search(*, progress: Progress | None = None, **given: Any) -> SearchAnswer:
     """
     from tuner.searching import run_search
 
-    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS)), progress)
+    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)), progress)
+
+
+def measures(**given: Any) -> bool:
+    """Whether this search's question, its job file's answers filled in, asks for measured runs."""
+    from tuner.profiling.measured import wanted
+
+    return wanted(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)))
+
+
+def folder_name(**given: Any) -> str:
+    """Return the folder of a measured search that names none."""
+    request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS))
+    words = "-".join(Path(str(value)).stem for value in (request.model, request.cluster) if value is not None)
+    return "tuner-" + re.sub(r"[^A-Za-z0-9._]+", "-", words)[:80]
+
+
+def replay(
+    files: Any,
+    *,
+    runs: Any = 8,
+    strategy: str = "residual",
+    seed: Any = 0,
+    calibration: str = "none",
+    progress: Progress | None = None,
+) -> ReplayAnswer:
+    """Return how good searches of `runs` runs would have been on the measured series of these JSONL files."""
+    from tuner.accuracy.replay import STRATEGIES, replay
+
+    problems = Problems()
+    names = _listed(files)
+    if not names:
+        problems.add("files", None, "are missing", "JSONL files with measured rows")
+    if strategy not in STRATEGIES:
+        problems.add("strategy", strategy, f"must be one of {', '.join(STRATEGIES)}", close(str(strategy), STRATEGIES))
+    count = problems.trying(lambda: whole(runs, "runs", most=100_000))
+    number = problems.trying(lambda: whole(seed, "seed", at_least=0, most=2**31))
+    paths = [path for name in names if (path := problems.trying(lambda name=name: path_of(name))) is not None]  # type: ignore[misc]
+    problems.raise_any()
+    found = replay(
+        paths, runs=count or 8, strategy=cast("Strategy", strategy), seed=number or 0, calibration=str(calibration), progress=progress
+    )
+    return ReplayAnswer(found)
 
 
 def question(**given: Any) -> dict[str, Any]:
     """Return a search's question with its job file's answers filled in, as texts: what a job file holds."""
-    request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS))
-    values = {name: getattr(request, name) for name in (*JOB_KEYS, *SEARCH_KEYS) if name != "job"}
+    keys = (*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)
+    request = read_request(given, keys=keys)
+    values = {name: getattr(request, name) for name in keys if name not in ("job", "folder")}
     return {name: _written(value) for name, value in values.items() if value is not None}
 
 

@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-JOB, RUN, SPACE, ANSWER, OUTPUT = "Job", "How it runs", "What to search", "What is best", "Output"
+JOB, RUN, SPACE, ANSWER, MEASURE, OUTPUT = "Job", "How it runs", "What to search", "What is best", "What is measured", "Output"
 
 
 def _names(kind: str) -> Callable[[str], list[str]]:
@@ -58,6 +58,7 @@ Texts = Optional[list[str]]  # noqa: UP045
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
 STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
+RUNNERS = ("local", "slurm", "command")
 OBJECTIVES = ("throughput", "cost", "memory")
 KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "spaces")
 
@@ -167,10 +168,52 @@ class SearchOptions:
     ] = False
     strategy: Annotated[
         Text,
-        _opt("--strategy", metavar="NAME", text=f"{', '.join(STRATEGIES)} (exhaustive)", panel=ANSWER, complete=_words(*STRATEGIES)),
+        _opt(
+            "--strategy",
+            metavar="NAME",
+            text="exhaustive, grid, tpe, gp; measuring: residual, tpe, gp, random",
+            panel=ANSWER,
+            complete=_words(*STRATEGIES),
+        ),
     ] = None
     trials: Annotated[Text, _opt("--trials", metavar="N", text="Plans that tpe and gp try (200; grid: 5000)", panel=ANSWER)] = None
     seed: Annotated[Text, _opt("--seed", metavar="N", text="Seed of tpe and gp (0)", panel=ANSWER)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """Whether, how and for how long plans are measured."""
+
+    profile: Annotated[Text, _opt("--profile", metavar="N", text="Run N plans, a few steps each: the most telling ones", panel=MEASURE)] = (
+        None
+    )
+    budget: Annotated[
+        Text,
+        _opt("--budget", metavar="TIME", text="Or: run plans for this long, like 12gpu-h, or until nothing is to be gained", panel=MEASURE),
+    ] = None
+    steps: Annotated[Text, _opt("--steps", metavar="N", text="Optimizer steps of a run (8; up to 3 are not timed)", panel=MEASURE)] = None
+    trial_time: Annotated[Text, _opt("--trial-time", metavar="TIME", text="A run is stopped past this (30min)", panel=MEASURE)] = None
+    runner: Annotated[
+        Text, _opt("--runner", metavar="NAME", text="local, slurm, command or a plugin's (local)", panel=MEASURE, complete=_words(*RUNNERS))
+    ] = None
+    site: Annotated[
+        Text, _opt("--site", metavar="FILE", text="YAML: account, partition, container, environment of your cluster", panel=MEASURE)
+    ] = None
+    command: Annotated[
+        Text, _opt("--command", metavar="FILE", text="YAML: your own launch command, with placeholders like {tp}", panel=MEASURE)
+    ] = None
+    storage: Annotated[
+        Text,
+        _opt(
+            "--storage",
+            metavar="URL",
+            text="Where trials are kept: sqlite:///..., postgresql://... (a journal in --out)",
+            panel=MEASURE,
+        ),
+    ] = None
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Run plans again that an earlier search on this machine measured", rich_help_panel=MEASURE)
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +262,7 @@ def named_calibration(text: str) -> Any:
     return _opt("--calibration", metavar="NAME", text=text, panel="Options", complete=_names("calibrations"))
 
 
-ARGUMENTS = frozenset(f.name for group in (JobOptions, SearchOptions, PlanOptions, Show) for f in dataclasses.fields(group))
+ARGUMENTS = frozenset(f.name for group in (JobOptions, SearchOptions, MeasureOptions, PlanOptions, Show) for f in dataclasses.fields(group))
 
 
 def given(*groups: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from tuner.cost_model.estimate import peak_memory
 from tuner.errors import InfrastructureError, SpecError
-from tuner.launch.trial import Result, Trial
+from tuner.launch.progress import Progress
+from tuner.launch.trial import Trial
 from tuner.plan_text import plan_record
 from tuner.profiling.ledger import TELLING, Entry, append, key_of, read
 from tuner.search.beliefs import Ran
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
     from tuner.launch.runner import Runner, Running
+    from tuner.launch.trial import Result
     from tuner.search.beliefs import Believed
     from tuner.search.candidates import Candidates
     from tuner.search.sampler import PlanSampler
@@ -98,6 +100,7 @@ class _Live:
     running: Running
     at: Trial
     said: tuple[float, float, float] | None
+    progress: Progress
     reference: bool = False
 
 
@@ -159,7 +162,7 @@ def _key(campaign: Campaign, index: int) -> str:
 
 
 def _folder(campaign: Campaign, number: int) -> Path:
-    return campaign.folder / TRIALS / f"{number:04d}"
+    return campaign.folder / TRIALS / f"{campaign.name[-10:]}-{number:04d}"
 
 
 def _adopt(state: _State) -> None:
@@ -176,7 +179,7 @@ def _adopt(state: _State) -> None:
             continue
         said = trial.user_attrs.get("said")
         index = _place(campaign, trial)
-        state.live.append(_Live(trial, index or 0, running, at, tuple(said) if said else None))
+        state.live.append(_Live(trial, index or 0, running, at, tuple(said) if said else None, Progress(at)))
 
 
 def _place(campaign: Campaign, trial: Any) -> int | None:
@@ -212,18 +215,15 @@ def _collect(state: _State) -> None:
 
 def _worse(state: _State, one: _Live) -> Result | None:
     """Stop a run whose steps are surely slower than the best plan's; return what it showed."""
-    from tuner.launch.progress import steps_so_far
-
     limits = state.campaign.limits
     best = min((run.step_s for run in ran_of(state.campaign.candidates, state.study)[0] if run.step_s), default=math.inf)
     if not math.isfinite(best) or not math.isfinite(limits.worse) or one.reference:
         return None
-    seen = steps_so_far(one.at)[limits.warmup :]
-    if len(seen) < 2 or min(seen) < limits.worse * best:
+    seen = one.progress.step_s()
+    if seen is None or seen < limits.worse * best:
         return None
-    stopped = one.running.stop(f"{min(seen) / best:.1f} times as slow as the best plan so far")
-    timed = {"step_s": float(np.median(seen)), "steps": len(seen)} if stopped.step_s is None else {}
-    return stopped.model_copy(update=timed)
+    stopped = one.running.stop(f"{seen / best:.1f} times as slow as the best plan so far")
+    return stopped.model_copy(update={"step_s": seen} if stopped.step_s is None else {})
 
 
 def _ran(campaign: Campaign, index: int, result: Result) -> Ran:
@@ -358,7 +358,7 @@ def _launch(state: _State, trial: optuna.Trial, index: int, said: Believed | Non
     except (InfrastructureError, SpecError):
         tell_nothing(state.study, trial.number)
         raise
-    state.live.append(_Live(trial, index, running, at, told))
+    state.live.append(_Live(trial, index, running, at, told, Progress(at)))
 
 
 def _reference(state: _State) -> int | None:
@@ -377,9 +377,10 @@ def _launch_reference(state: _State, index: int) -> None:
     at = _trial(campaign, done, index)
     if at is None:
         raise AssertionError("a candidate has a trial")
-    at = dataclasses.replace(at, folder=campaign.folder / TRIALS / f"reference-{done:02d}")
+    at = dataclasses.replace(at, folder=campaign.folder / TRIALS / f"{campaign.name[-10:]}-reference-{done:02d}")
     at.folder.mkdir(parents=True, exist_ok=True)
-    state.live.append(_Live(None, index, campaign.runner.attach(at) or campaign.runner.start(at), at, None, reference=True))
+    running = campaign.runner.attach(at) or campaign.runner.start(at)
+    state.live.append(_Live(None, index, running, at, None, Progress(at), reference=True))
 
 
 def _tell_progress(state: _State, progress: Callable[[str, int, int], None] | None) -> None:

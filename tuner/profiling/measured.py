@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("residual", "tpe", "gp", "random")
 MOST_CANDIDATES, DISTINCT = 1_500, 400
+WORKLOAD = "tuner-workload"
 CANDIDATE_P_OOM = 0.98  # plans that surely run out are no candidates; the memory model may be off by more than `search` takes the risk for
 _BUDGET = re.compile(r"([0-9.]+)\s*(?:gpu|accelerator)s?[- ]?(h|hours?|min|minutes?|s|seconds?)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -55,6 +56,17 @@ class Measure:
 def wanted(request: Request) -> bool:
     """Whether a search is asked to measure."""
     return request.profile is not None or request.budget is not None
+
+
+def completed(request: Request) -> Request:
+    """Return a question about measuring with what it leaves open: the built-in workload's own framework where that is what runs."""
+    if not wanted(request):
+        return request
+    workload = request.command is None and request.runner in (None, "local", "slurm")
+    changes: dict[str, Any] = {}
+    if workload and request.framework is None:
+        changes["framework"] = WORKLOAD
+    return dataclasses.replace(request, **changes)
 
 
 def read_measure(request: Request) -> Measure:
@@ -164,6 +176,13 @@ class Measured:
     drift: float | None
     slow_nodes: tuple[str, ...]
 
+    @property
+    def exit_code(self) -> int:
+        """0, 4 where machines failed, 5 where the budget ended before the search's own rule."""
+        if self.ended.enough:
+            return 0
+        return 4 if "machine failed" in self.ended.why else 5
+
     def record(self) -> dict[str, Any]:
         """Return it as JSON's types."""
         entries = [entry.record() for entry in self.ended.entries]
@@ -201,7 +220,6 @@ def ranked_after(job: Job, standing: Sequence[Standing], plans: Sequence[Plan], 
     found = []
     for place, (one, row) in enumerate(zip(shown, rows, strict=True)):
         result = one.result
-        measured = {"memory_bytes": result.memory_bytes} if result and result.memory_bytes else {}
         filled = dataclasses.replace(
             row,
             rank=place + 1,
@@ -213,7 +231,7 @@ def ranked_after(job: Job, standing: Sequence[Standing], plans: Sequence[Plan], 
             p_oom=1.0 - one.fits,
             basis=one.basis,
             tied=one.low_s <= shown[0].high_s,
-            **measured,
+            memory_bytes=result.memory_bytes if result and result.memory_bytes else row.memory_bytes,
         )
         found.append(
             RankedPlan(
@@ -262,7 +280,7 @@ def measure_search(
     candidates = Candidates.of(job, plans, calibration)
     software = software_of(measure, job, runner)
     name = study_name(job, software, candidates.words)
-    folder = Path(str(request.out)) if request.out is not None else Path(f"tuner-{name}")
+    folder = Path(str(request.folder)) if request.folder is not None else Path(f"tuner-{name}")
     folder.mkdir(parents=True, exist_ok=True)
     campaign = Campaign(
         candidates=candidates,
@@ -279,9 +297,8 @@ def measure_search(
     ended = run(campaign, progress)
     ran, _ = ran_of(candidates, new_study(campaign.sampler, name=name, storage=campaign.storage))
     places = {tuple(sorted(plan_record(plan, job.gpus).items())): i for i, plan in enumerate(plans)}
-    results = {
-        places[tuple(sorted(e.plan.items()))]: e.result for e in ended.entries if not e.reference and e.result.end != "infrastructure"
-    }
+    telling = [entry for entry in ended.entries if not entry.reference and entry.result.end != "infrastructure"]
+    results = {places[tuple(sorted(entry.plan.items()))]: entry.result for entry in telling}
     standing = standings(candidates, ran, results)
     measured = Measured(
         ended=ended,

@@ -25,7 +25,7 @@ QUARTILE = 0.6745  # standard deviations from the middle to a quartile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A candidate after the runs: seconds a step with their 90 % range, from what (basis), the probability that it fits; result: its run."""
+    """A candidate after the runs: seconds a step with their 90 % range, from what (basis), probability that it fits; result: its run."""
 
     index: int
     step_s: float
