@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("residual", "tpe", "gp", "random")
 MOST_CANDIDATES, DISTINCT = 1_500, 400
-WORKLOAD = "tuner-workload"
+WORKLOAD, SPACE = "tuner-workload", "measured"  # the framework and space of the built-in workload, where none is named
 CANDIDATE_P_OOM = 0.98  # plans that surely run out are no candidates; the memory model may be off by more than `search` takes the risk for
 _BUDGET = re.compile(r"([0-9.]+)\s*(?:gpu|accelerator)s?[- ]?(h|hours?|min|minutes?|s|seconds?)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
@@ -59,13 +59,16 @@ def wanted(request: Request) -> bool:
 
 
 def completed(request: Request) -> Request:
-    """Return a question about measuring with what it leaves open: the built-in workload's own framework where that is what runs."""
+    """Return a question about measuring with what it leaves open: the built-in workload's own framework and space
+    where that is what runs."""
     if not wanted(request):
         return request
     workload = request.command is None and request.runner in (None, "local", "slurm")
     changes: dict[str, Any] = {}
     if workload and request.framework is None:
         changes["framework"] = WORKLOAD
+    if workload and request.space is None:
+        changes["space"] = SPACE
     return dataclasses.replace(request, **changes)
 
 

@@ -167,7 +167,8 @@ def sure_words(record: dict[str, Any]) -> str:
     """Return how far the numbers can be trusted to tell the plans apart."""
     tied, shown = record["tied"], len(record["ranking"])
     basis = record["ranking"][0]["basis"]
-    made = f"times are {basis}, not measured"
+    measured = sum(row["basis"] == "measured" for row in record["ranking"])
+    made = f"{measured} of {shown} times are measured" if measured else f"times are {basis}, not measured"
     if tied <= 1:
         return made
     which = f"all {shown} shown" if tied == shown else f"the first {tied}"
