@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.launch.runner import Runner
     from tuner.plan import Plan
-    from tuner.profiling.campaign import Ended, Limits
+    from tuner.profiling.campaign import Ended
+    from tuner.profiling.limits import Limits
     from tuner.profiling.standing import Standing
     from tuner.request import Request
     from tuner.search.exhaustive import SweepResult
@@ -74,7 +75,7 @@ def completed(request: Request) -> Request:
 
 def read_measure(request: Request) -> Measure:
     """Return how a search is to measure. Raises SpecError listing every problem."""
-    from tuner.profiling.campaign import Limits
+    from tuner.profiling.limits import Limits
 
     problems = Problems()
 
@@ -270,7 +271,10 @@ def measure_search(
 ) -> SearchAnswer:
     """Return a search's answer with its best plans measured. Raises SpecError, InfrastructureError and NothingFeasible."""
     from tuner.launch.runner import Setup, open_runner
-    from tuner.profiling.campaign import Campaign, run
+    from tuner.profiling.campaign import run
+    from tuner.profiling.driver import Campaign
+    from tuner.profiling.ledger import tells
+    from tuner.profiling.nodes import slow
     from tuner.profiling.standing import standings
     from tuner.profiling.storage import open_storage
     from tuner.search.candidates import Candidates
@@ -300,7 +304,7 @@ def measure_search(
     ended = run(campaign, progress)
     ran, _ = ran_of(candidates, new_study(campaign.sampler, name=name, storage=campaign.storage))
     places = {tuple(sorted(plan_record(plan, job.gpus).items())): i for i, plan in enumerate(plans)}
-    telling = [entry for entry in ended.entries if not entry.reference and entry.result.end != "infrastructure"]
+    telling = [entry for entry in ended.entries if not entry.reference and tells(entry.result)]
     results = {places[tuple(sorted(entry.plan.items()))]: entry.result for entry in telling}
     standing = standings(candidates, ran, results)
     measured = Measured(
@@ -311,7 +315,7 @@ def measure_search(
         candidates=len(candidates),
         folder=folder,
         drift=drift_of(ended),
-        slow_nodes=(),
+        slow_nodes=slow(ended.entries, job.gpus),
     )
     return dataclasses.replace(
         answer,
@@ -331,7 +335,7 @@ def _setup(measure: Measure) -> dict[str, Any]:
 
 def _cost(measure: Measure) -> Callable[[Any], Any] | None:
     """Return the seconds of a run by its step time, where the budget is time: starting takes about as long for all."""
-    from tuner.profiling.campaign import STARTUP_S
+    from tuner.profiling.limits import STARTUP_S
 
     if measure.limits.accelerator_s is None:
         return None
