@@ -1,7 +1,8 @@
 """Efficiency curves from a few dozen timings of one machine: what ships scaled by a level, or a curve of its own where the rows suffice.
 
-Three ways are tried for each kind of operator: the curve that would hold otherwise, the same with one level and one latency fitted to the
-rows (held near 1 by a penalty), and a curve of the rows alone. The one that tells held-out quarters of the rows best is taken.
+The ways that are tried for each kind of operator: the curve that would hold otherwise, the same with one level and one latency fitted to
+the rows (held near 1 by a penalty), a curve of the rows alone, and for collectives a latency and a rate. The one that tells held-out quarters
+of the rows best is taken.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What one kind of operator gave. way: shipped, level, own or line; before, after: median and 90th percentile of the errors on rows held
-    out, of the curve that would hold otherwise and of the one taken.
+    """What one kind of operator gave. way: shipped, level, own or line; before, after: median and 90th percentile of the errors on rows
+    held out, of the curve that would hold otherwise and of the one taken.
     """
 
     name: str
