@@ -1,8 +1,8 @@
 """Efficiency curves from a few dozen timings of one machine: what ships scaled by a level, or a curve of its own where the rows suffice.
 
 The ways that are tried for each kind of operator: the curve that would hold otherwise, the same with one level and one latency fitted to
-the rows (held near 1 by a penalty), a curve of the rows alone, and for collectives a latency and a rate. The one that tells held-out quarters
-of the rows best is taken.
+the rows (held near 1 by a penalty), a curve of the rows alone, and for collectives a latency and a rate. The one that tells held-out
+quarters of the rows best is taken.
 """
 
 from __future__ import annotations
