@@ -37,8 +37,8 @@ def questions(world: int, local: int, *, accelerated: bool, precision: str) -> l
     kinds = [
         _products(accelerated),
         _attention(accelerated),
-        [{"op": "stream", "bytes": size} for size in (STREAMS if accelerated else CPU_STREAMS)]
-        + [{"op": "issue"}, {"op": "launch", "repeats": KERNELS}],
+        [{"op": "issue"}, {"op": "launch", "repeats": KERNELS}]
+        + [{"op": "stream", "bytes": size} for size in (STREAMS if accelerated else CPU_STREAMS)],
         *([_messages(world, local, accelerated)] if world > 1 else []),
     ]
     longest = max(map(len, kinds))
