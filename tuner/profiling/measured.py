@@ -60,7 +60,8 @@ def wanted(request: Request) -> bool:
 
 def completed(request: Request) -> Request:
     """Return a question about measuring with what it leaves open: the built-in workload's own framework and space
-    where that is what runs."""
+    where that is what runs.
+    """
     if not wanted(request):
         return request
     workload = request.command is None and request.runner in (None, "local", "slurm")
