@@ -355,3 +355,10 @@ def test_an_unknown_launcher_is_named() -> None:
 def test_each_launcher_but_the_workload_is_a_framework() -> None:
     frameworks: Any = presets.names("frameworks")
     assert set(FORMATS) - {"workload"} <= set(frameworks)
+
+
+def test_lines_of_the_scheduler_do_not_end_a_traceback() -> None:
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 1, in <module>']
+    lines += ["srun: error: n1: task 0: Exited with exit code 1", "srun: launch/slurm: _step_signal: Terminating StepId=1.2"]
+    parsed = parse_log([*lines, "ValueError: heads (7) by tp (2)"], "workload")
+    assert parsed.error == "ValueError: heads (7) by tp (2)"
