@@ -21,9 +21,18 @@ _scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce
 
 def summed(x: Tensor, group: Group) -> Tensor:
     """Sum in place over a group, and return it."""
+    if group.paired:
+        return x.add_(_other_end(x, group))
     if group.size > 1:
         dist.all_reduce(x, group=group.handle)
     return x
+
+
+def _other_end(x: Tensor, group: Group) -> Tensor:
+    theirs, peer = torch.empty_like(x), group.ranks[1 - group.index]
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer, group.handle), dist.P2POp(dist.irecv, theirs, peer, group.handle)]):
+        work.wait()
+    return theirs
 
 
 def gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> dist.Work | None:

@@ -50,6 +50,7 @@ class ShardedWeights:
             if group.index < len(pieces):
                 local(owner.get_parameter(name)).detach().copy_(pieces[group.index])
 
+    @torch.no_grad()
     def step(self) -> None:
         """Sum what tensor-parallel ranks hold in part, update, and clear the gradients."""
         for group, wanted in ((self.mesh.tp, "tp"), (self.mesh.copies, "copies"), (self.mesh.ends, "ends")):

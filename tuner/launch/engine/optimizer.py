@@ -134,6 +134,7 @@ class ReplicatedWeights:
 
         parameter.register_post_accumulate_grad_hook(collect)
 
+    @torch.no_grad()
     def step(self) -> None:
         """Reduce, update, and clear the gradients."""
         for bucket in self.buckets:
