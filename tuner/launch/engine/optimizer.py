@@ -132,7 +132,7 @@ class ReplicatedWeights:
             if overlap and bucket.missing == 0:
                 bucket.launch()
 
-        parameter.register_post_accumulate_grad_hook(collect)
+        parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -188,7 +188,9 @@ def norm_of_parts(chunks: Sequence[nn.Module], mesh: Mesh, *, sharded: bool) -> 
     for chunk in chunks:
         for owner, name, part in parts_of(chunk):
             held = owner.get_parameter(name).detach()
-            alike = mesh.alone if part.expert and sharded else mesh.expert_replicas if part.expert else mesh.twins if sharded else mesh.replicas
+            alike = (
+                mesh.alone if part.expert and sharded else mesh.expert_replicas if part.expert else mesh.twins if sharded else mesh.replicas
+            )
             local = held.to_local() if hasattr(held, "to_local") else held
             copies = alike.size * part.copies * (2 if part.tied else 1)
             square += local.double().square().sum() / copies

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
 from tuner.launch.engine.tensor_parallel import summed_loss
 from tuner.launch.engine.transformer import Setting, Stage, compute_type
 from tuner.plan import SCHEDULES
@@ -52,7 +53,7 @@ class Pipeline:
 
         plan, pp = self.setting.plan, self.setting.mesh.pp
         count = pp.size * int(plan.vpp)
-        stages = [self._stage(chunk, pp.index + i * pp.size, count) for i, chunk in enumerate(self.chunks)]
+        stages: list[Any] = [self._stage(chunk, pp.index + i * pp.size, count) for i, chunk in enumerate(self.chunks)]
         options: dict[str, Any] = {"n_microbatches": self.microbatches, "loss_fn": self.loss, "scale_grads": False}
         name = _NAMES[int(plan.schedule)]
         if name == "zb-1p":
