@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+RINGS = (("p2p", "fp32"), ("p2p", "bf16"), ("all_gather", "fp32"))
+
+
 def trial_in(folder: Path, layout: Layout, **changes: Any) -> None:
     trial = Trial(number=1, job=layout.job, plan=layout.plan, folder=folder, steps=3, warmup=1, **changes)
     (folder / TRIAL).write_text(json_text(trial.record()))
@@ -74,6 +77,12 @@ def test_a_start_without_torchrun(tmp_path: Path, alone: pytest.MonkeyPatch, cap
     alone.delenv("MASTER_ADDR")
     trial_in(tmp_path, Layout(ranks=1, knobs="tp=1"))
     assert refused(capsys, alone, tmp_path)[0].startswith("tuner-refused: start it by torchrun")
+
+
+def test_a_ring_in_fp32_is_refused_on_gpus(tmp_path: Path) -> None:
+    layouts = [Layout(ranks=2, knobs=f"cp=2,cp_kind={kind}", precision=precision) for kind, precision in RINGS]
+    trials = [Trial(number=1, job=layout.job, plan=layout.plan, folder=tmp_path) for layout in layouts]
+    assert [bool(workload._about_gpus(trial)) for trial in trials] == [True, False, False]
 
 
 def test_a_folder_without_a_trial(tmp_path: Path, alone: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
