@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
     from tuner.plan import Plan
+    from tuner.profiling.measured import Measured
     from tuner.search.counts import CountResult
     from tuner.search.exhaustive import SweepResult
     from tuner.search.space import Space, SpaceSpec
@@ -67,7 +68,8 @@ class CurrentPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer:
     """The best plans of a job. counts: the best of each count of GPUs, where a range was asked about (job is on the chosen one);
-    distinct: whether near equals are counted, not ranked; why_nothing: why no plan is ranked.
+    distinct: whether near equals are counted, not ranked; why_nothing: why no plan is ranked; measured: what ran, where plans were
+    measured.
     """
 
     job: Job
@@ -83,6 +85,7 @@ class SearchAnswer:
     counts: tuple[dict[str, Any], ...] = ()
     deadline_s: float | None = None
     why_nothing: str = ""
+    measured: Measured | None = None
 
     @property
     def feasible(self) -> bool:
@@ -107,6 +110,8 @@ class SearchAnswer:
             "deadline_s": self.deadline_s,
             "why_nothing": self.why_nothing,
         }
+        if self.measured is not None:
+            record["measured"] = self.measured.record()
         return dict(plain(record))
 
 

@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 Status = Literal["ok", "warn", "fail"]
 OLDEST_PYTHON = (3, 11)
 PACKAGES = ("numpy", "scipy", "pydantic", "pyyaml", "optuna", "typer", "rich")
-TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +101,30 @@ def _torch() -> Iterator[Check]:
 
 def _run(*command: str) -> str | None:
     """Return what a program prints, "" when it fails, or None when there is no such program."""
-    path = shutil.which(command[0])
-    if path is None:
+    if shutil.which(command[0]) is None:
         return None
-    try:
-        done = subprocess.run(  # noqa: S603 (a fixed list of programs)
-            [path, *command[1:]], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    from tuner.launch.detection import command_output
+
+    return command_output(*command).strip()
 
 
 def _accelerators() -> Iterator[Check]:
-    tools = (("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"), ("rocm-smi", "--showproductname", "--csv"))
-    for command in tools:
-        listed = _run(*command)
-        if listed:
-            rows = listed.splitlines()
-            yield Check("ok", "gpus", f"{len(rows)}: {rows[0].strip()}")
-            return
-        if listed is not None:
-            yield Check("warn", "gpus", f"{command[0]} is here and lists none")
-            return
-    yield Check("ok", "gpus", "none here (plans are for the cluster that --cluster names)")
+    from tuner.launch.detection import detect, read_machine
+
+    machine = read_machine()
+    found = detect(machine)
+    if machine.accelerators is None:
+        silent = [tool for tool in ("nvidia-smi", "rocm-smi") if shutil.which(tool)]
+        none = "none here (plans are for the cluster that --cluster names)"
+        yield Check("warn" if silent else "ok", "gpus", f"{silent[0]} is here and lists none" if silent else none)
+    else:
+        yield Check("ok", "gpus", "; ".join(found.seen))
+    if found.cluster is None:
+        yield Check(
+            "warn", "--cluster local", f"not known well enough: `tuner presets cluster local -o mine.yaml`, fill in {len(found.missing)}"
+        )
+    else:
+        yield Check("ok", "--cluster local", f"{found.cluster.gpus} x {found.cluster.gpu.name}: {found.seen[0]}")
 
 
 def _slurm() -> Iterator[Check]:

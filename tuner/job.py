@@ -19,7 +19,6 @@ Task = Literal["pretrain", "sft", "lora"]
 RuleFamily = Literal["always", "megatron", "torchtitan", "deepspeed", "nanotron", "fsdp", "zero-bubble"]
 MOST_RAMP_STEPS = 10_000
 BytesPerParameter = Annotated[int, Field(ge=0, le=64, strict=True)]
-SecondsOfWork = Annotated[float, Field(ge=0, le=1)]
 
 
 def _recompute(text: str) -> str:
@@ -83,10 +82,7 @@ class Framework(Spec):
     weighed_activation: whether the router's weights multiply the experts' activation, so that their output is not kept (None: no);
     accumulation_bytes: HBM bytes a parameter of adding a micro batch's gradient to the step's sum, beyond writing it in 16 bits (None: 0);
     fused_accumulation: whether the product that makes a gradient also adds it, and hides that as long as it lasts (None: no);
-    async_tensor_parallel: whether the backward's tensor-parallel collectives run beside its products (None: yes);
-    pipelined_ring_step_s: seconds that each rank of a tensor-parallel group adds to the least time of a layer, forward or backward,
-    once a pipeline spans nodes (None: 0); spanning_ring_s: seconds that each further node adds to a tensor-parallel collective (None: 0);
-    sharded_tensor_s: host seconds of one rank's slice of one parameter tensor in a ZeRO 1 step that cuts tensors one by one (None: 0).
+    async_tensor_parallel: whether the backward's tensor-parallel collectives run beside its products (None: yes).
     """
 
     name: Name
@@ -122,9 +118,6 @@ class Framework(Spec):
     accumulation_bytes: Sourced[BytesPerParameter] | None = None
     fused_accumulation: Sourced[bool] | None = None
     async_tensor_parallel: Sourced[bool] | None = None
-    pipelined_ring_step_s: Sourced[SecondsOfWork] | None = None
-    spanning_ring_s: Sourced[SecondsOfWork] | None = None
-    sharded_tensor_s: Sourced[SecondsOfWork] | None = None
 
 
 def gradient_bytes(job: Job) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tuner.cluster import Cluster, Gpu
 from tuner.errors import SpecError, nearest, one_problem
 from tuner.job import Framework
-from tuner.load import load_file, load_foreign_json, load_spec, load_yaml, path_of, read_spec
+from tuner.load import load_file, load_foreign_json, load_spec, load_yaml, parse_yaml, path_of, read_spec
 from tuner.model import Model
 from tuner.verbs import callable_module
 
@@ -161,6 +161,11 @@ def _cluster_of(data: Any, path: Path) -> Cluster:
     return load_spec(Cluster, data, str(path))
 
 
+def read_cluster_text(text: str, where: str) -> Cluster:
+    """Return the cluster of a file's text, named `where` in what is wrong with it."""
+    return _cluster_of(parse_yaml(text, where), Path(where))
+
+
 def _is_path(text: str) -> bool:
     return "/" in text or "\\" in text or text.lower().endswith(_SUFFIXES) or text in (".", "..", "~")
 
@@ -203,7 +208,7 @@ def _unknown(kind: str, text: str) -> SpecError:
     hint = nearest(text[:100], known) if text.strip() else f"known: {', '.join(names(kind)[:12])}"
     hint += f"; or a file. `tuner presets {kind}` lists all" if kind in ("models", "clusters", "gpus", "frameworks") else ""
     if kind == "clusters":
-        hint += "; any count of GPUs: NAMExCOUNT, like h100x1024"
+        hint += "; any count of GPUs: NAMExCOUNT, like h100x1024; local: this machine"
     return one_problem(f"{word}", "", text, f"no such {word}", hint)
 
 

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 DEFAULT_FRAMEWORK = "megatron-lm"
+LOCAL_JOB = {"seq_len": "128", "global_batch": "16"}
 MOST_COUNTS = 64
 LARGEST = 10_000_000
-FLAGS = ("all",)
+FLAGS = ("all", "no_cache")
 ATTENTION: tuple[str, ...] = get_args(AttentionKernel)
 TASKS: tuple[str, ...] = get_args(Task)
 _COUNT = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d{1,12})\s*([kKmM]?)")
@@ -72,11 +73,22 @@ class Request:
     strategy: Any = None
     trials: Any = None
     seed: Any = None
+    profile: Any = None
+    budget: Any = None
+    steps: Any = None
+    trial_time: Any = None
+    runner: Any = None
+    site: Any = None
+    command: Any = None
+    storage: Any = None
+    no_cache: Any = None
+    folder: Any = None
     plan: Any = None
 
 
 JOB_KEYS = tuple(f.name for f in dataclasses.fields(Request))[:16]
-SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:-1]
+SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:29]
+MEASURE_KEYS = tuple(f.name for f in dataclasses.fields(Request))[29:-1]  # how a search measures plans
 
 
 class Problems:
@@ -117,16 +129,25 @@ def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:
     values = {name: value for name, value in given.items() if value is not None}
     if values.get("job") is not None:
         values = _job_file(values["job"], keys) | values
-    return Request(**values)
+    return Request(**_on_this_machine(values) | values)
+
+
+def _on_this_machine(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a question about this very machine takes where it says nothing: the size of a trial run (shown in every answer)."""
+    from tuner.launch.detection import local_count
+
+    here = isinstance(values.get("cluster"), str) and local_count(values["cluster"]) is not None
+    return dict(LOCAL_JOB) if here else {}
 
 
 def _job_file(name: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     """Return what a job file says, as texts; a model or cluster file is looked for beside it. Keys of other verbs are left out."""
     path = presets.find("jobs", str(name))
-    return read_spec(path, lambda data: _job_of(data, path, keys))
+    return read_spec(path, lambda data: job_values(data, path, keys))
 
 
-def _job_of(data: Any, path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+def job_values(data: Any, path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return what the content of a job file says, as texts; keys that are not among `keys` are left out. Raises SpecError."""
     if not isinstance(data, dict):
         raise one_problem(str(path), "", None, "must be a mapping, like model: llama3-70b")
     known = [f.name for f in dataclasses.fields(Request) if f.name != "job"]
@@ -318,8 +339,10 @@ def _framework(value: Any) -> Framework:
 
 def _cluster(request: Request) -> tuple[Cluster, tuple[int, ...]]:
     """Return the cluster of the request, and the counts of its GPUs that are asked about (its own where none is given)."""
+    from tuner.launch.detection import named_cluster
+
     given = request.cluster
-    cluster = given if isinstance(given, Cluster) else presets.cluster(str(given))
+    cluster = given if isinstance(given, Cluster) else named_cluster(str(given))
     if request.price is not None:
         cluster = cluster.replace(price_per_gpu_hour=money(request.price, "price"))
     if request.gpus is None:

@@ -78,9 +78,10 @@ def read_aim(request: Request) -> Aim:
         return value is not None and bool(problems.trying(lambda: truth(value, name)))
 
     spec = problems.trying(lambda: read_space_spec(request))
-    strategy = choice("strategy", STRATEGIES)
+    measuring = request.profile is not None or request.budget is not None
+    strategy = "exhaustive" if measuring else choice("strategy", STRATEGIES)  # which plans to measure is read with how to
     for name in ("trials", "seed"):
-        if getattr(request, name) is not None and strategy == "exhaustive":
+        if getattr(request, name) is not None and strategy == "exhaustive" and not measuring:
             problems.add(name, getattr(request, name), f"means nothing to strategy {strategy}", "it looks at every plan")
     aim = Aim(
         spec=cast("SpaceSpec", spec),
@@ -134,8 +135,13 @@ def _listed(value: Any) -> list[Any]:
 
 def run_search(request: Request, progress: Progress | None) -> SearchAnswer:
     """Return the answer to a search's question."""
+    from tuner.profiling import measured
+
+    request = measured.completed(request)
     problems = Problems()
     aim = problems.trying(lambda: read_aim(request))
+    if measured.wanted(request):
+        problems.trying(lambda: measured.read_measure(request))
     base = problems.trying(lambda: read_range(request))
     problems.raise_any()
     assert aim is not None  # noqa: S101 (raise_any has raised otherwise)
@@ -148,6 +154,7 @@ def run_search(request: Request, progress: Progress | None) -> SearchAnswer:
 
 
 def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None) -> SearchAnswer:
+    from tuner.profiling import measured
     from tuner.search.space import build_space
 
     _current(request, job)  # a plan that no mesh has is refused before the sweep
@@ -155,7 +162,25 @@ def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, 
         space = build_space(job, aim.spec, "space")
     except SpecError as error:
         raise SpecError([_attributed(problem, request, aim.spec) for problem in error.problems]) from None
-    return _answer(request, aim, _sweep(aim, job, space, calibration, progress), calibration)
+    found = _sweep(aim, job, space, calibration, progress)
+    answer = _answer(request, aim, found, calibration)
+    return _measured(request, aim, answer, progress) if measured.wanted(request) else answer
+
+
+def _measured(request: Request, aim: Aim, answer: SearchAnswer, progress: Progress | None) -> SearchAnswer:
+    """Return the answer with its plans measured. Candidates: the fastest plans, and the best of each kind."""
+    from tuner.profiling.measured import CANDIDATE_P_OOM, DISTINCT, MOST_CANDIDATES, measure_search
+    from tuner.search.space import build_space
+
+    job, calibration = answer.job, answer.calibration
+    space = build_space(job, aim.spec, "space")
+    wide = dataclasses.replace(aim, max_p_oom=CANDIDATE_P_OOM, strategy="exhaustive", objective="throughput")
+    sweeps = [
+        _sweep(dataclasses.replace(wide, top=top, distinct=distinct), job, space, calibration, progress)
+        for top, distinct in ((DISTINCT, True), (MOST_CANDIDATES, False))
+    ]
+    own = _current(request, job)
+    return measure_search(request, answer, sweeps, calibration, current=own[0] if own else None, top=aim.top, progress=progress)
 
 
 def _attributed(problem: Problem, request: Request, spec: SpaceSpec) -> Problem:

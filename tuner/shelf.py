@@ -67,6 +67,8 @@ def load_preset(kind: str, name: str) -> Any:
         from tuner.request import JOB_KEYS, read_range, read_request
 
         return read_range(read_request({"job": name}, keys=JOB_KEYS))
+    from tuner.launch.detection import named_cluster
+
     if kind == "spaces":
         from tuner.load import load_file
         from tuner.search.space import SpaceSpec
@@ -74,7 +76,7 @@ def load_preset(kind: str, name: str) -> Any:
         return load_file(SpaceSpec, presets.find("spaces", name))
     readers: dict[str, Callable[[str], Any]] = {
         "gpus": presets.gpu,
-        "clusters": presets.cluster,
+        "clusters": named_cluster,
         "models": presets.model,
         "frameworks": presets.framework,
     }
@@ -173,7 +175,43 @@ def whole(kind: str, name: str) -> dict[str, Any]:
     fields = spec.model_dump(mode="json") if hasattr(spec, "model_dump") else {}
     path = presets.find(kind, name) if kind != "clusters" else _cluster_file(name)
     counted = summary(kind, spec) if kind in ("models", "jobs") else {}
-    return {"name": getattr(spec, "name", name)} | counted | fields | {"file": str(path) if path else None}
+    seen = found_here(name) if kind == "clusters" else {}
+    return {"name": getattr(spec, "name", name)} | counted | fields | {"file": str(path) if path else None} | seen
+
+
+def found_here(name: str) -> dict[str, list[str]]:
+    """Return what was seen of this machine and what was assumed, where that is the cluster that is meant."""
+    from tuner.launch.detection import local, local_count
+
+    if local_count(name) is None:
+        return {}
+    found = local(name)
+    return {"detected": list(found.seen), "assumed": list(found.assumed)}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """text: a cluster's file; missing: the figures in it that a person must fill in before it can be read."""
+
+    text: str
+    seen: tuple[str, ...]
+    assumed: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def cluster_file(name: str) -> ClusterFile:
+    """Return a cluster as the text of its file: a preset, a preset with a count, or this machine ("local")."""
+    from tuner.cluster_text import cluster_text, file_text
+    from tuner.launch.detection import Detected, local, local_count
+
+    here = local_count(name) is not None
+    found = local(name) if here else Detected(cluster=presets.cluster(name))
+    comments = [*(f"seen: {line}" for line in found.seen), *(f"assumed: {line}" for line in found.assumed)]
+    if found.cluster is None:
+        text = file_text(found.draft, [*comments, *(f"fill in: {path}" for path in found.missing)])
+    else:
+        text = cluster_text(found.cluster, comments)
+    return ClusterFile(text, found.seen, found.assumed, found.missing)
 
 
 def _cluster_file(name: str) -> Any:

@@ -6,28 +6,32 @@ Nothing is printed here. `progress` is called with words and counts, and may be 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import one_problem
 from tuner.load import path_of
-from tuner.request import JOB_KEYS, SEARCH_KEYS, Problems, knobs, read_calibration, read_job, read_request
+from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, Problems, close, knobs, read_calibration, read_job, read_request, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tuner.accuracy.fields import Skipped
+    from tuner.accuracy.machine import MachineAnswer
     from tuner.accuracy.own import OwnCalibration
+    from tuner.accuracy.replay import Strategy
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
     from tuner.found import SearchAnswer
     from tuner.health import DoctorAnswer
     from tuner.job import Job
+    from tuner.logged import Logged
     from tuner.measurement import Measurement
     from tuner.plan import Plan
-    from tuner.shelf import PresetsAnswer
+    from tuner.shelf import ClusterFile, PresetsAnswer
 
     Progress = Callable[..., None]
 
@@ -35,6 +39,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ValidateAnswer:
     """Rows with their predictions, the rows that were skipped and why, and the scores; the scores of tables of operators."""
+
+    document: dict[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Return the answer as JSON's types."""
+        return self.document
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayAnswer:
+    """How searches would have ended on measured series."""
 
     document: dict[str, Any]
 
@@ -74,13 +89,56 @@ def search(*, progress: Progress | None = None, **given: Any) -> SearchAnswer:
     """
     from tuner.searching import run_search
 
-    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS)), progress)
+    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)), progress)
+
+
+def measures(**given: Any) -> bool:
+    """Whether this search's question, its job file's answers filled in, asks for measured runs."""
+    from tuner.profiling.measured import wanted
+
+    return wanted(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)))
+
+
+def folder_name(**given: Any) -> str:
+    """Return the folder of a measured search that names none."""
+    request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS))
+    words = "-".join(Path(str(value)).stem for value in (request.model, request.cluster) if value is not None)
+    return "tuner-" + re.sub(r"[^A-Za-z0-9._]+", "-", words)[:80]
+
+
+def replay(
+    files: Any,
+    *,
+    runs: Any = 8,
+    strategy: str = "residual",
+    seed: Any = 0,
+    calibration: str = "none",
+    progress: Progress | None = None,
+) -> ReplayAnswer:
+    """Return how good searches of `runs` runs would have been on the measured series of these JSONL files."""
+    from tuner.accuracy.replay import STRATEGIES, replay
+
+    problems = Problems()
+    names = _listed(files)
+    if not names:
+        problems.add("files", None, "are missing", "JSONL files with measured rows")
+    if strategy not in STRATEGIES:
+        problems.add("strategy", strategy, f"must be one of {', '.join(STRATEGIES)}", close(str(strategy), STRATEGIES))
+    count = problems.trying(lambda: whole(runs, "runs", most=100_000))
+    number = problems.trying(lambda: whole(seed, "seed", at_least=0, most=2**31))
+    paths = [path for name in names if (path := problems.trying(lambda name=name: path_of(name))) is not None]  # type: ignore[misc]
+    problems.raise_any()
+    found = replay(
+        paths, runs=count or 8, strategy=cast("Strategy", strategy), seed=number or 0, calibration=str(calibration), progress=progress
+    )
+    return ReplayAnswer(found)
 
 
 def question(**given: Any) -> dict[str, Any]:
     """Return a search's question with its job file's answers filled in, as texts: what a job file holds."""
-    request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS))
-    values = {name: getattr(request, name) for name in (*JOB_KEYS, *SEARCH_KEYS) if name != "job"}
+    keys = (*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)
+    request = read_request(given, keys=keys)
+    values = {name: getattr(request, name) for name in keys if name not in ("job", "folder")}
     return {name: _written(value) for name, value in values.items() if value is not None}
 
 
@@ -175,6 +233,7 @@ class CalibrateAnswer:
 
     own: OwnCalibration
     skipped: list[Skipped]
+    logs: list[Logged]
 
     @property
     def text(self) -> str:
@@ -195,27 +254,69 @@ class CalibrateAnswer:
             "tried": tried,
             "way": own.way,
             "helps": bool(own.text),
+            "too_few": own.too_few,
             "skipped": skipped,
+            "logs": [logged.record() | {"predicted_s": own.predicted_s.get(logged.log)} for logged in self.logs],
         }
 
 
-def calibrate(files: Any, *, name: str = "own", progress: Progress | None = None) -> CalibrateAnswer:
-    """Return the calibration of the measured rows of these JSONL files, where it clearly helps."""
-    from tuner.accuracy.own import own_calibration
+def calibrate(files: Any, *, name: str = "own", progress: Progress | None = None, **given: Any) -> CalibrateAnswer:
+    """Return the calibration of measured runs, where it clearly helps: rows of JSONL files, trainers' logs, and YAML files that name logs.
 
-    names = _listed(files)
-    if not names:
-        raise one_problem("rows", "", None, "are missing", "JSONL files with measured rows")
+    given: what the logs are of, with the arguments of the command line: model, cluster, seq_len, global_batch, framework, plan, ...
+    """
+    from tuner.accuracy.own import own_calibration
+    from tuner.logged import kind_of, left_out, read_logs
+
+    paths = [path_of(item) for item in _listed(files)]
+    if not paths:
+        raise one_problem("runs", "", None, "are missing", "JSONL files with measured rows, trainers' logs, or a YAML file that names logs")
     problems = Problems()
-    read = _rows(names, problems)
+    kinds = [kind_of(path) for path in paths]
+    of_logs = [path for path, kind in zip(paths, kinds, strict=True) if kind in ("log", "runs")]
+    if given and set(kinds) == {"rows"}:
+        problems.add(next(iter(given)), None, "is about trainers' logs, and no file is one", "rows of JSONL state their own job")
+    read = _rows([str(path) for path, kind in zip(paths, kinds, strict=True) if kind in ("rows", "unread")], problems)
+    measured, logs = problems.trying(lambda: read_logs(of_logs, given)) or ([], [])
     problems.raise_any()
-    rows = [row for _, (measurements, _) in read for row in measurements]
-    skipped = [item for _, (_, left_out) in read for item in left_out]
+    rows = [row for _, (measurements, _) in read for row in measurements] + measured
+    skipped = [item for _, (_, unstated) in read for item in unstated] + left_out(logs)
     if not rows and skipped:
-        raise one_problem("rows", skipped[0].id, f"{len(skipped)} rows, all skipped", f"must state enough: {skipped[0].why}")
+        raise one_problem(
+            "runs",
+            skipped[0].id,
+            f"{len(skipped)} runs, all skipped" if len(skipped) > 1 else "skipped",
+            f"must tell enough: {skipped[0].why}",
+        )
     if progress is not None:
-        progress(f"foretelling each of {len(rows)} rows without itself", 0, 1)
-    return CalibrateAnswer(own_calibration(rows, name), skipped)
+        progress(f"foretelling each of {len(rows)} runs without itself", 0, 1)
+    return CalibrateAnswer(own_calibration(rows, name), skipped, logs)
+
+
+def calibrate_machine(
+    *,
+    measure: bool = False,
+    nccl_log: Any = (),
+    timings: Any = (),
+    cluster: str | None = None,
+    precision: str | None = None,
+    budget: Any = None,
+    name: str = "own",
+    progress: Progress | None = None,
+) -> MachineAnswer:
+    """Return the calibration of a machine: of what is measured here (`measure`), of logs of nccl-tests, and of timings taken before."""
+    from tuner.measuring import read_and_measure
+
+    return read_and_measure(
+        _listed(nccl_log),
+        _listed(timings),
+        measure=measure,
+        cluster=cluster,
+        precision=precision,
+        budget=budget,
+        name=name,
+        progress=progress,
+    )
 
 
 def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:
@@ -223,6 +324,13 @@ def presets(kind: str | None = None, name: str | None = None) -> PresetsAnswer:
     from tuner.shelf import look
 
     return look(kind, name)
+
+
+def cluster_file(name: str) -> ClusterFile:
+    """Return a cluster as the text of its file: a preset, one with a count of GPUs, or this machine ("local")."""
+    from tuner.shelf import cluster_file as written
+
+    return written(name)
 
 
 def doctor() -> DoctorAnswer:

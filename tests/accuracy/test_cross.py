@@ -113,7 +113,7 @@ def test_rows_that_teach_nothing_are_declined(tmp_path: Path) -> None:
     [
         ([], "is empty"),
         (["korthikanti2022", "internevo"], "must be one framework"),
-        (["mt_nlg_530b"], "3 rows, all skipped.*suspect"),
+        (["mt_nlg_530b"], "3 runs, all skipped.*suspect"),
         (["zero_bubble", "far"], "is too far off to be this job"),
     ],
 )

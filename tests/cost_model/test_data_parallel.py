@@ -4,6 +4,7 @@ import pytest
 
 from tests.jobs import calibration_of, llama_job, moe_job
 from tuner import presets
+from tuner.cost_model.calibration import load_calibration
 from tuner.cost_model.collectives import Group, collective_seconds
 from tuner.cost_model.data_parallel import exposed, optimizer_seconds, traffic, wire_bytes
 from tuner.cost_model.pipeline import StageTime
@@ -15,8 +16,8 @@ NOTHING = StageTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 ENDLESS = StageTime(1e9, 1e9, 0.0, 0.0, 0.0, 0.0)
 
 
-def seconds(job, plan, microbatches=4, weights=WEIGHTS):
-    return traffic(job, plan, weights, microbatches, calibration_of(job))
+def seconds(job, plan, microbatches=4, weights=WEIGHTS, calibration=None):
+    return traffic(job, plan, weights, microbatches, calibration or calibration_of(job))
 
 
 def alone(job, op, bytes_, group):
@@ -86,10 +87,10 @@ def test_optimizer_by_hand() -> None:
 def test_zero_1_of_nanotron_cuts_every_tensor_for_every_rank() -> None:
     """80 layers of 6 tensors over 64 ranks, 4.8 us a slice: 0.147 s; a quarter of them with pp 4 (16 ranks: a sixteenth)."""
     job = llama_job(framework=presets.framework("nanotron"))
-    plain = job.replace(framework=job.framework.replace(sharded_tensor_s=None))
+    slicing, plain = load_calibration("nanotron-rings", job), load_calibration("none", job)
 
     def cut(plan):
-        return float(seconds(job, plan).weights) - float(seconds(plain, plan).weights)
+        return float(seconds(job, plan, calibration=slicing).weights) - float(seconds(job, plan, calibration=plain).weights)
 
     assert cut(Plan(zero=1)) == pytest.approx(80 * 6 * 64 * 4.8e-6)
     assert cut(Plan(zero=1, pp=4)) == pytest.approx(80 * 6 * 64 * 4.8e-6 / 16)

@@ -7,6 +7,7 @@ import pytest
 from tests.jobs import calibration_of, gpt, gpt_job, llama_job, moe_job
 from tuner import presets
 from tuner.arrays import leaves
+from tuner.cost_model.calibration import load_calibration
 from tuner.cost_model.layer import embedding_time, head_time, layer_time
 from tuner.cost_model.roofline import gemm_seconds
 from tuner.cost_model.shard import groups, shard
@@ -14,8 +15,8 @@ from tuner.cost_model.work import Operators, Work
 from tuner.plan import FULL, RECOMPUTE_MODULES, Plan
 
 
-def times(job, plan, layer=-1):
-    return layer_time(Operators(job, plan, calibration_of(job)), job.model.kind(layer % job.model.layers))
+def times(job, plan, layer=-1, calibration=None):
+    return layer_time(Operators(job, plan, calibration or calibration_of(job)), job.model.kind(layer % job.model.layers))
 
 
 def test_products_of_a_gpt_layer_by_hand() -> None:
@@ -162,22 +163,26 @@ def test_lora_adds_no_gradients() -> None:
 def test_rings_wait_where_a_pipeline_spans_nodes() -> None:
     """nanotron on 64 H100: 1.5 ms for each further rank of tp 8 makes a layer's forward at least 10.5 ms more, with a pipeline only."""
     job = llama_job(framework=presets.framework("nanotron"), seq_len=128)
-    host = calibration_of(job)["host_per_layer_s"] + calibration_of(job)["layer_fixed_s"]
-    alone, piped = (float(times(job, Plan(tp=8, pp=pp)).forward.seconds) for pp in (1, 2))
+    rings = load_calibration("nanotron-rings", job)
+    host = rings["host_per_layer_s"] + rings["layer_fixed_s"]
+    alone, piped = (float(times(job, Plan(tp=8, pp=pp), calibration=rings).forward.seconds) for pp in (1, 2))
     assert piped == pytest.approx(host + 7 * 1.5e-3)
     assert alone < piped - 7e-3
     inside = job.replace(cluster=job.cluster.replace(gpus=8))
-    assert float(times(inside, Plan(tp=4, pp=2)).forward.seconds) == float(times(inside, Plan(tp=4)).forward.seconds)
+    assert float(times(inside, Plan(tp=4, pp=2), calibration=rings).forward.seconds) == float(
+        times(inside, Plan(tp=4), calibration=rings).forward.seconds
+    )
 
 
 def test_rings_across_nodes_lose_time_on_each() -> None:
     """tp 16 spans two nodes of 8: each of its four forward collectives is 0.4 ms later under nanotron; tp 32 spans four."""
     job = llama_job(framework=presets.framework("nanotron"))
-    plain = job.replace(framework=job.framework.replace(spanning_ring_s=None))
+    rings = load_calibration("nanotron-rings", job)
+    plain = load_calibration("none", job)
 
     def late(tp: int) -> float:
         plan = Plan(tp=tp, sequence_parallel=1)
-        return float(times(job, plan).forward.tp_comm) - float(times(plain, plan).forward.tp_comm)
+        return float(times(job, plan, calibration=rings).forward.tp_comm) - float(times(job, plan, calibration=plain).forward.tp_comm)
 
     assert late(8) == 0
     assert late(16) == pytest.approx(4 * 0.4e-3)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tuner.accuracy.rows import read_files
-from tuner.cost_model.calibration import CalibrationFile, Override, calibration_for, layered
+from tuner.cost_model.calibration import CalibrationFile, Override, before_fit, layered
 from tuner.cost_model.fit.coefficients import CLEARLY, MOST_SPREAD, WORST, Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
 from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
 from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
@@ -67,8 +67,8 @@ def step_of(row: Measurement) -> Step:
 
 
 def bases_of(steps: Sequence[Step]) -> dict[str, Calibration]:
-    """Return the calibration of each GPU of these steps, without any framework's."""
-    return {step.job.cluster.gpu.name: calibration_for("auto", step.job.cluster.gpu) for step in steps}
+    """Return the calibration of each GPU of these steps, without what is fitted to their framework."""
+    return {step.job.cluster.gpu.name: before_fit(step.job.cluster.gpu, step.job.framework.name) for step in steps}
 
 
 def fit_steps(steps: Sequence[Step], bases: Mapping[str, Calibration]) -> Fitted | None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, grouped, step_of, tell
+from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, bases_of, grouped, step_of, tell
 from tuner.accuracy.calibrate_memory import runs_of
-from tuner.cost_model.calibration import calibration_for
 from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, log_errors, tables_of
 from tuner.cost_model.fit.residuals import WORST, held_out, without
 from tuner.cost_model.residual import covariance, joined
@@ -94,7 +93,7 @@ def linearised(items: Sequence[Scored], calibration_of: Callable[[Job], Calibrat
         by_job[id(item.row.job)].append(item)
     ordered = [item for of_job in by_job.values() for item in of_job]
     steps = [step_of(item.row) for item in ordered]
-    bases = {step.job.cluster.gpu.name: calibration_for("auto", step.job.cluster.gpu) for step in steps}
+    bases = bases_of(steps)
     tables = tables_of(steps, bases)
     calibration = calibration_of(ordered[0].row.job)
     own = calibration.framework == ordered[0].row.job.framework.name

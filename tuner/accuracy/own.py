@@ -48,7 +48,9 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCalibration:
-    """What a person's runs gave. way: the best, "shipped" where the runs do not clearly help; text: the calibration file, "" then."""
+    """What a person's runs gave. way: the best, "shipped" where the runs do not clearly help; text: the calibration file, "" then;
+    predicted_s: what the shipped calibration says of each run, by id; too_few: whether there was nothing to cross-validate with.
+    """
 
     framework: str
     rows: int
@@ -56,6 +58,8 @@ class OwnCalibration:
     scores: dict[Way, Score]
     way: Way
     text: str
+    predicted_s: dict[str, float]
+    too_few: bool = False
 
 
 def own_calibration(rows: Sequence[Measurement], name: str) -> OwnCalibration:
@@ -68,9 +72,8 @@ def own_calibration(rows: Sequence[Measurement], name: str) -> OwnCalibration:
     plans = plans_of(steps)
     if len(steps) > MOST:
         raise one_problem("rows", "", f"{len(steps)} timed rows", f"must be at most {MOST}", "the most telling ones")
-    if len(set(plans.tolist())) < FEWEST:
-        rule = f"must hold {FEWEST} different layouts with a step time to be cross-validated"
-        raise one_problem("rows", "", f"{len(set(plans.tolist()))} layouts in {len(steps)} timed rows", rule)
+    if not steps:
+        raise one_problem("rows", "", f"{len(rows)} rows", f"must hold timed runs of {FEWEST} different layouts to be cross-validated")
     return _best(steps, plans, frameworks[0], name)
 
 
@@ -94,6 +97,13 @@ def _best(steps: Sequence[Step], plans: Any, framework: str, name: str) -> OwnCa
         raise one_problem(
             "rows", printable(steps[worst].id), off, "is too far off to be this job", "step_time_s is in seconds; leave out broken runs"
         )
+    predicted = {step.id: float(step.step_s / np.exp(error)) for step, error in zip(steps, shipped_errors, strict=True)}
+    layouts = len(set(plans.tolist()))
+    if layouts < FEWEST:
+        only: dict[Way, Score] = {"shipped": score_of(shipped_errors)}
+        return OwnCalibration(
+            framework=framework, rows=len(steps), plans=layouts, scores=only, way="shipped", text="", predicted_s=predicted, too_few=True
+        )
     bare = {gpu: of.model_copy(update={"measured": None}) for gpu, of in calibrations.items()}
     own = grouped(steps, log_errors(tables_of(steps, bare), {}))._replace(series=plans)
     calibration = next(iter(calibrations.values()))
@@ -112,9 +122,8 @@ def _best(steps: Sequence[Step], plans: Any, framework: str, name: str) -> OwnCa
     helps = scores[best].median < CLEARLY * first.median and scores[best].bounded_mean < CLEARLY * first.bounded_mean
     text = _text(name, framework, steps, calibrations, _reaching(fitted, held[best]), best) if helps else ""
     of: dict[Way, Score] = {way: scores[way] for way in WORDS if way in scores}
-    return OwnCalibration(
-        framework=framework, rows=len(steps), plans=len(set(plans.tolist())), scores=of, way=best if helps else "shipped", text=text
-    )
+    chosen: Way = best if helps else "shipped"
+    return OwnCalibration(framework=framework, rows=len(steps), plans=layouts, scores=of, way=chosen, text=text, predicted_s=predicted)
 
 
 def score_of(errors: Any) -> Score:

@@ -52,6 +52,7 @@ _TASKS = {"pretrain": "pretrain", "sft": "sft", "lora": "lora", "pretraining": "
 class Reader:
     """Turns rows into measurements; rows of the same job share one Job object, so that they can be estimated together."""
 
+    failures: bool = False  # whether rows that ended in another way than a time or no memory are read too
     jobs: dict[str, Job] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
 
@@ -83,7 +84,7 @@ class Reader:
         if row.top.data.get("suspect"):
             raise Unscorable(f"suspect: {str(row.top.data['suspect'])[:200]}")
         _stated(row)
-        outcome = _outcome(row)
+        outcome = _outcome(row, self.failures)
         job = self._job(row)
         plan = plan_of(row, job.model, job.framework, job.gpus)
         memory, kind = _memory(row), memory_kind(row)
@@ -120,9 +121,9 @@ class Reader:
         return self.jobs[key]
 
 
-def read_files(paths: Iterable[Path]) -> tuple[list[Measurement], list[Skipped]]:
-    """Return the measurements and the skipped rows of several files."""
-    reader = Reader()
+def read_files(paths: Iterable[Path], *, failures: bool = False) -> tuple[list[Measurement], list[Skipped]]:
+    """Return the measurements and the skipped rows of several files; failures: runs that crashed are measurements too."""
+    reader = Reader(failures=failures)
     measurements: list[Measurement] = []
     skipped: list[Skipped] = []
     for path in paths:
@@ -141,13 +142,18 @@ def _stated(row: Row) -> None:
         raise Unscorable(f"not stated: {', '.join(missing)}")
 
 
-def _outcome(row: Row) -> str:
+FAILURES = ("oom_or_crash", "kernel_not_available", "other_error", "failed")
+
+
+def _outcome(row: Row, failures: bool) -> str:
     word = row.top.text("outcome")
     if word == "oom":
         return "oom"
     figures = ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "memory_gb", "memory_gib")
     if any(row.measured.positive(key) is not None for key in figures):
         return "ok"
+    if failures and word in FAILURES:
+        return "failed"
     raise Unscorable(f"no time and no memory figure (outcome {word[:40]})" if word else "no time and no memory figure")
 
 

@@ -10,23 +10,35 @@ from typing import Annotated
 import typer
 
 from tuner.cli.guard import guarded
-from tuner.cli.options import Show, unpacks
+from tuner.cli.measure import HELP as MACHINE_HELP
+from tuner.cli.measure import MachineOptions, calibrate_machine, only_runs
+from tuner.cli.options import JobOptions, RunOptions, Show, Without, given, unpacks
 from tuner.errors import one_problem
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,79}")
 
-SHORT = "A calibration from your own measured runs"
-HELP = """\
-A calibration from your own measured runs: JSONL files, one run a line, of one framework.
+SHORT = "A calibration from your own measured runs, or of your own machine"
+HELP = f"""\
+A calibration from your own measured runs, all of one framework: logs of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, MaxText,
+DeepSpeed, nanotron, Primus; or JSONL files, one run a line.
+
+What logs are of is said by the options, one plan for all logs given; or, for logs of several plans, in a YAML file with the same job
+keys at its top and `runs: [{{log: FILE, current: {{tp: 8, pp: 4}}}}, ...]`, each with what differs.
 
 Each run is foretold without itself: by the shipped calibration, by your runs beside the shipped ones, and by your runs alone. What is
 clearly better than the shipped calibration is written to --out, for --calibration; if nothing is, nothing is written and the exit code
 is 1. Three different layouts are the least. What is written goes to --calibration of any verb.
 
+{MACHINE_HELP}
 \b
 Examples:
   tuner calibrate runs.jsonl -o ours.yaml
+  tuner calibrate runs.yaml -m llama3-8b -c h100x64 -s 8192 -b 512 -o ours.yaml
+  tuner calibrate a.log b.log -m llama3-8b -c h100x64 -s 8192 -b 512 -p tp=4,pp=2
+  tuner calibrate --measure -o mine.yaml
+  tuner calibrate --nccl-log all_reduce.log --cluster h100x16 -o mine.yaml
 """
+UNUSED = Without(("calibration", "price", "tokens", "ramp_up", "task", "lora_rank"))
 
 
 def calibration_path(path: Path, files: list[str]) -> Path:
@@ -41,10 +53,17 @@ def calibration_path(path: Path, files: list[str]) -> Path:
 
 @unpacks
 def calibrate(
-    files: Annotated[list[str], typer.Argument(metavar="ROWS...", help="JSONL files of measured runs", show_default=False)],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="Trainers' logs, YAML files that name logs, JSONL files of runs", show_default=False),
+    ] = None,
+    *,
+    job: Annotated[JobOptions, UNUSED],
+    run_of: RunOptions,
+    machine: MachineOptions,
     show: Show,
 ) -> None:
-    """Fit a calibration to measured rows."""
+    """Fit a calibration to measured runs."""
 
     def run() -> int:
         from tuner import workflow
@@ -52,9 +71,14 @@ def calibrate(
         from tuner.cli.publish import note, publish
         from tuner.report.calibrate import calibrate_text
 
-        path = None if show.out is None else calibration_path(out_path(show.out), files)
+        rows = files or []
+        path = None if show.out is None else calibration_path(out_path(show.out), rows)
+        if machine.asked:
+            return calibrate_machine(machine, given(job, run_of), rows, path, show)
+        only_runs(machine)
         with Progress(show.quiet) as progress:
-            answer = workflow.calibrate(files, **({} if path is None else {"name": path.stem}), progress=progress)
+            named = {} if path is None else {"name": path.stem}
+            answer = workflow.calibrate(rows, **named, **given(job, run_of), progress=progress)
         if path is not None and answer.text:
             write_file(path, answer.text)
             note(f"wrote {path}", show)

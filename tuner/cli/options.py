@@ -10,14 +10,14 @@ import dataclasses
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_origin, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-JOB, RUN, SPACE, ANSWER, OUTPUT = "Job", "How it runs", "What to search", "What is best", "Output"
+JOB, RUN, SPACE, ANSWER, MEASURE, OUTPUT = "Job", "How it runs", "What to search", "What is best", "What is measured", "Output"
 
 
 def _names(kind: str) -> Callable[[str], list[str]]:
@@ -58,6 +58,7 @@ Texts = Optional[list[str]]  # noqa: UP045
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
 STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
+RUNNERS = ("local", "slurm", "command")
 OBJECTIVES = ("throughput", "cost", "memory")
 KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "spaces")
 
@@ -167,10 +168,52 @@ class SearchOptions:
     ] = False
     strategy: Annotated[
         Text,
-        _opt("--strategy", metavar="NAME", text=f"{', '.join(STRATEGIES)} (exhaustive)", panel=ANSWER, complete=_words(*STRATEGIES)),
+        _opt(
+            "--strategy",
+            metavar="NAME",
+            text="exhaustive, grid, tpe, gp; measuring: residual, tpe, gp, random",
+            panel=ANSWER,
+            complete=_words(*STRATEGIES),
+        ),
     ] = None
     trials: Annotated[Text, _opt("--trials", metavar="N", text="Plans that tpe and gp try (200; grid: 5000)", panel=ANSWER)] = None
     seed: Annotated[Text, _opt("--seed", metavar="N", text="Seed of tpe and gp (0)", panel=ANSWER)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """Whether, how and for how long plans are measured."""
+
+    profile: Annotated[Text, _opt("--profile", metavar="N", text="Run N plans, a few steps each: the most telling ones", panel=MEASURE)] = (
+        None
+    )
+    budget: Annotated[
+        Text,
+        _opt("--budget", metavar="TIME", text="Or: run plans for this long, like 12gpu-h, or until nothing is to be gained", panel=MEASURE),
+    ] = None
+    steps: Annotated[Text, _opt("--steps", metavar="N", text="Optimizer steps of a run (8; up to 3 are not timed)", panel=MEASURE)] = None
+    trial_time: Annotated[Text, _opt("--trial-time", metavar="TIME", text="A run is stopped past this (30min)", panel=MEASURE)] = None
+    runner: Annotated[
+        Text, _opt("--runner", metavar="NAME", text="local, slurm, command or a plugin's (local)", panel=MEASURE, complete=_words(*RUNNERS))
+    ] = None
+    site: Annotated[
+        Text, _opt("--site", metavar="FILE", text="YAML: account, partition, container, environment of your cluster", panel=MEASURE)
+    ] = None
+    command: Annotated[
+        Text, _opt("--command", metavar="FILE", text="YAML: your own launch command, with placeholders like {tp}", panel=MEASURE)
+    ] = None
+    storage: Annotated[
+        Text,
+        _opt(
+            "--storage",
+            metavar="URL",
+            text="Where trials are kept: sqlite:///..., postgresql://... (a journal in --out)",
+            panel=MEASURE,
+        ),
+    ] = None
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Run plans again that an earlier search on this machine measured", rich_help_panel=MEASURE)
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +224,23 @@ class PlanOptions:
         Text,
         _opt("--plan", "-p", metavar="PLAN", text="tp=8,pp=2,recompute=full; the rest is the framework's default", panel="Plan"),
     ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The one plan that logs are of."""
+
+    plan: Annotated[
+        Text,
+        _opt("--plan", "--current", "-p", metavar="PLAN", text="What the logs were run with: tp=8,pp=2,recompute=full", panel="Plan"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """Beside a group of options (Annotated[JobOptions, Without("price")]): those of it that a verb does not take."""
+
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +262,7 @@ def named_calibration(text: str) -> Any:
     return _opt("--calibration", metavar="NAME", text=text, panel="Options", complete=_names("calibrations"))
 
 
-ARGUMENTS = frozenset(f.name for group in (JobOptions, SearchOptions, PlanOptions, Show) for f in dataclasses.fields(group))
+ARGUMENTS = frozenset(f.name for group in (JobOptions, SearchOptions, MeasureOptions, PlanOptions, Show) for f in dataclasses.fields(group))
 
 
 def given(*groups: Any) -> dict[str, Any]:
@@ -212,13 +272,22 @@ def given(*groups: Any) -> dict[str, Any]:
 
 
 def _filled(kind: Any, values: dict[str, Any]) -> Any:
-    return kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind)})
+    return kind(**{f.name: values.pop(f.name) for f in dataclasses.fields(kind) if f.name in values})
+
+
+def _pack(hint: Any) -> tuple[Any, tuple[str, ...]] | None:
+    """Return the group of options that a parameter's type is, and those of it that are left out; None for any other type."""
+    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return kind, tuple(name for extra in extras if isinstance(extra, Without) for name in extra.names)
 
 
 def unpacks(verb: Callable[..., None]) -> Callable[..., None]:
     """Return `verb` with each parameter whose type is one of these dataclasses laid out as its options."""
     hints = get_type_hints(verb, include_extras=True)
-    packs = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    found = {name: pack for name, hint in hints.items() if (pack := _pack(hint)) is not None}
+    packs = {name: kind for name, (kind, _) in found.items()}
 
     def command(**values: Any) -> None:
         packed = {name: _filled(kind, values) for name, kind in packs.items()}
@@ -230,7 +299,7 @@ def unpacks(verb: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         options = get_type_hints(packs[name], include_extras=True)
-        for field in dataclasses.fields(packs[name]):
+        for field in (field for field in dataclasses.fields(packs[name]) if field.name not in found[name][1]):
             parameters.append(
                 inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=options[field.name])
             )

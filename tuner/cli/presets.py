@@ -13,7 +13,9 @@ SHORT = "What is known"
 HELP = """\
 What is known: accelerators, clusters, models, frameworks, calibrations, worked examples.
 
-A model's NAME may also be a YAML file or a Hugging Face config.json: its parameters are counted.
+A model's NAME may also be a YAML file or a Hugging Face config.json: its parameters are counted. A cluster's NAME may be "local": this
+machine, as it was detected (local:N for N accelerators, or N CPU processes where there are none). With -o FILE.yaml a cluster is written
+as a file for --cluster.
 
 \b
 Examples:
@@ -21,6 +23,7 @@ Examples:
   tuner presets models
   tuner presets gpu h100-sxm-80gb
   tuner presets model ./config.json --json
+  tuner presets cluster local -o mine.yaml
 """
 
 
@@ -49,11 +52,28 @@ def presets(
         from tuner.cli.publish import publish
         from tuner.report.presets import kinds_text, list_text, one_text
 
+        if kind in ("cluster", "clusters") and name is not None and str(show.out or "").lower().endswith((".yaml", ".yml")):
+            return _write_cluster(name, show)
         answer = workflow.presets(kind, name)
         publish(answer.record(), kinds_text if kind is None else list_text if name is None else one_text, show)
         return 0
 
     guarded(run, show)
+
+
+def _write_cluster(name: str, show: Show) -> int:
+    """Write a cluster's file, and say what was seen, what was assumed and what is left to fill in."""
+    from tuner import workflow
+    from tuner.cli.output import out_path, write_file
+    from tuner.cli.publish import note
+
+    found = workflow.cluster_file(name)
+    path = out_path(str(show.out))
+    write_file(path, found.text)
+    for line in (*(f"seen: {line}" for line in found.seen), *(f"assumed: {line}" for line in found.assumed)):
+        note(line, show)
+    note(f"wrote {path}" + (f"; fill in {', '.join(found.missing)}" if found.missing else ""), show)
+    return 1 if found.missing else 0
 
 
 VERB = presets

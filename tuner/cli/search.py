@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.guard import guarded
-from tuner.cli.options import JobOptions, SearchOptions, Show, given, unpacks
+from tuner.cli.options import JobOptions, MeasureOptions, SearchOptions, Show, given, unpacks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tuner.found import SearchAnswer
 
 SHORT = "The best plans for a job, ranked"
@@ -18,6 +21,10 @@ Sequence length and global batch stay as they are. With --gpus A..B, --tokens an
 is asked for. With --out DIR the answer is written as search.json, ranking.csv and job.yaml (which --job takes). The exit code is
 1 when nothing is feasible; the answer says why.
 
+With --profile N or --budget plans are also run, a few steps each: those that teach most about which is best. What was measured is
+in the ranking and in --out; killed at any moment, `tuner profile DIR` goes on from there. The exit code is 5 when the budget ended
+before the search's own rule, 4 when machines failed.
+
 \b
 Examples:
   tuner search -m llama3-70b -c h100x64 -s 8192 -b 512
@@ -25,47 +32,55 @@ Examples:
   tuner search -m mixtral-8x7b -c h100x64 -s 4k -b 256 --fix tp=2 --limit "ep<=8"
   tuner search --job llama3-70b-h100x64 --max-memory "70 GB" --max-p-oom 20%
   tuner search --job llama3-70b-30-days --gpus 256..1024 --price 2.5
+  tuner search -m tiny -c local --profile 8 -o out
+  tuner search -m llama3-8b -c h100x64 -s 8k -b 512 --budget 12gpu-h --runner slurm --site site.yaml -o out
 """
 
 
 @unpacks
-def search(job: JobOptions, find: SearchOptions, show: Show) -> None:
+def search(job: JobOptions, find: SearchOptions, measure: MeasureOptions, show: Show) -> None:
     """Search the best plans."""
-
-    def run() -> int:
-        from functools import partial
-
-        from tuner import workflow
-        from tuner.cli.output import Progress
-        from tuner.cli.publish import note, publish
-        from tuner.report.search import search_text
-
-        question = given(job, find)
-        with Progress(show.quiet) as progress:
-            answer = workflow.search(progress=progress, **question)
-        write = None if show.out is None else partial(_write, answer, question)
-        publish(answer.record(), partial(search_text, detail=show.verbose), show, write)
-        if not answer.feasible:
-            note("tuner: nothing feasible", show)
-        return 0 if answer.feasible else 1
-
-    guarded(run, show)
+    guarded(lambda: run(given(job, find, measure), show), show)
 
 
-def _write(answer: SearchAnswer, question: dict[str, Any], folder: Any) -> list[str]:
-    """Write the files of a search into a folder; return their names."""
+def run(question: dict[str, Any], show: Show) -> int:
+    """Search, print, write; return the exit code."""
+    from functools import partial
+
+    from tuner import workflow
+    from tuner.cli.output import Progress, out_path, write_file
+    from tuner.cli.publish import note, publish
+    from tuner.report.search import search_text
+
+    folder: dict[str, Any] = {}
+    if workflow.measures(**question):
+        show = dataclasses.replace(show, out=show.out or workflow.folder_name(**question))
+        folder = {"folder": out_path(show.out or "")}
+        write_file(folder["folder"] / "job.yaml", _job_text(question))
+    with Progress(show.quiet) as progress:
+        answer = workflow.search(progress=progress, **question, **folder)
+    publish(answer.record(), partial(search_text, detail=show.verbose), show, partial(_write, answer, question) if show.out else None)
+    if not answer.feasible:
+        note("tuner: nothing feasible", show)
+        return 1
+    return 0 if answer.measured is None else answer.measured.exit_code
+
+
+def _job_text(question: dict[str, Any]) -> str:
     import yaml
 
     from tuner import workflow
+
+    return yaml.safe_dump(workflow.question(**question), sort_keys=False, allow_unicode=True)
+
+
+def _write(answer: SearchAnswer, question: dict[str, Any], folder: Path) -> list[str]:
+    """Write the files of a search into a folder; return their names."""
     from tuner.cli.output import json_text, write_file
     from tuner.report.sheet import ranking_csv
 
     record = answer.record()
-    files = {
-        "search.json": json_text(record),
-        "ranking.csv": ranking_csv(record),
-        "job.yaml": yaml.safe_dump(workflow.question(**question), sort_keys=False, allow_unicode=True),
-    }
+    files = {"search.json": json_text(record), "ranking.csv": ranking_csv(record), "job.yaml": _job_text(question)}
     for name, text in files.items():
         write_file(folder / name, text)
     return list(files)

@@ -142,8 +142,8 @@ class CalibrationFile(Spec):
     """A file of configs/calibrations: what it overrides of the layers before it.
 
     gpus: GPU names it is for (none: it holds on any); fitted_on: those its rows came from, where it holds on any; relatives: GPUs
-    without a file of their own that it stands in for; base: what it lies on when it is named: prior.yaml and pooled.yaml alone, or
-    all that ships for the job's GPU and framework.
+    without a file of their own that it stands in for; base: what it lies on when it is named: prior.yaml and pooled.yaml alone, all
+    that ships for the job's GPU and framework (auto), or what ships for the GPU, with the framework's own on top (hardware).
     """
 
     name: Name
@@ -152,7 +152,7 @@ class CalibrationFile(Spec):
     fitted_on: tuple[Name, ...] = ()
     framework: str = ""
     release: str = ""
-    base: Literal["prior", "auto"] = "prior"
+    base: Literal["prior", "auto", "hardware"] = "prior"
     coefficients: dict[str, Override] = Field(default_factory=dict)
     gemm: dict[str, GemmCurve] = Field(default_factory=dict)
     grouped: dict[str, GroupedCurve] = Field(default_factory=dict)
@@ -268,22 +268,43 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     if text in ("none", PRIOR, POOLED):
         return base
     if text == "auto":
-        for over in _matching(folder, gpu, (framework, *relatives), release):
-            base = layered(base, over)
-        # a relative's coefficients stand in; its runs say nothing of this framework's own
-        return base if base.framework == framework else base.model_copy(update={"measured": None, "measured_memory": None})
+        return _stacked(base, _matching(folder, gpu, (framework, *relatives), release), framework)
     path = folder / f"{text}.yaml"
     if not _NAME.fullmatch(text) or not path.is_file():
         path = Path(text)
     if not _is_file(path):
         raise one_problem("calibration", "", text, "is none, auto, a name or a file", nearest(text, ["none", "auto", *_names(folder)]))
     over = _read(path)
+    if over.base == "hardware":
+        found = _matching(folder, gpu, (framework, *relatives), release)
+        files = [*(f for f in found if not f.framework), over, *(f for f in found if f.framework)]
+        return _stacked(base, files, framework).model_copy(update={"name": over.name})
     if over.base == "auto":
         if over.framework != framework:
             rule = f"is of runs under {over.framework}; the job's framework is {framework or 'not given'}"
             raise one_problem("calibration", "framework", text, rule, f"--framework {over.framework}, or --calibration auto")
         base = calibration_for("auto", gpu, framework=framework, release=release, relatives=relatives)
     return layered(base, over)
+
+
+def before_fit(gpu: Gpu, framework: str) -> Calibration:
+    """Return what a framework's coefficients are fitted on top of: the calibration of the GPU and the framework's files that are kept by
+    hand (all but its own and that of its memory, which the fit writes).
+    """
+    folder = configs_dir() / "calibrations"
+    base = calibration_for("auto", gpu)
+    for path in sorted(folder.glob(f"{framework}-*.yaml")):
+        over = _read(path)
+        if over.framework == framework and not over.name.endswith(MEMORY):
+            base = layered(base, over)
+    return base.model_copy(update={"framework": ""})
+
+
+def _stacked(base: Calibration, files: Sequence[CalibrationFile], framework: str) -> Calibration:
+    for over in files:
+        base = layered(base, over)
+    # a relative's coefficients stand in; its runs say nothing of this framework's own
+    return base if base.framework == framework else base.model_copy(update={"measured": None, "measured_memory": None})
 
 
 def _is_file(path: Path) -> bool:

@@ -52,19 +52,19 @@ def traffic(job: Job, plan: Plan, held: Weights, microbatches: Ints, calibration
     dense_shards, expert_shards = shards(job, plan)
     mesh = groups(job, plan)
     dense = _collectives(job, plan, held.dense, mesh["dp"], dense_shards, microbatches, calibration)
-    if job.framework.sharded_tensor_s:
-        dense = Traffic(dense.gradients, dense.weights + _slicing_seconds(job, plan, mesh["dp"].size))
+    if calibration["sharded_tensor_s"] > 0.0:
+        slicing = _slicing_seconds(job, plan, mesh["dp"].size, calibration["sharded_tensor_s"])
+        dense = Traffic(dense.gradients, dense.weights + slicing)
     if not job.model.moe:
         return dense
     expert = _collectives(job, plan, held.expert, mesh["edp"], expert_shards, microbatches, calibration)
     return Traffic(dense.gradients + expert.gradients, dense.weights + expert.weights)
 
 
-def _slicing_seconds(job: Job, plan: Plan, ranks: Ints) -> Floats:
+def _slicing_seconds(job: Job, plan: Plan, ranks: Ints, slice_s: float) -> Floats:
     """Return the host seconds of a ZeRO 1 step that cuts each parameter tensor into D slices: 6 tensors a layer (query-key-value, output,
     up, down, two norms), of layers / p layers.
     """
-    slice_s = job.framework.sharded_tensor_s.value if job.framework.sharded_tensor_s else 0.0
     tensors = 6 * ceil_div(job.model.layers, plan.pp)
     return np.where((plan.zero == 1) & (ranks > 1), slice_s * tensors * ranks, 0.0)
 

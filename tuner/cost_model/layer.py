@@ -245,10 +245,10 @@ def _waiting(c: Operators, work: Work, kernels: float, moved: Floats) -> Work:
 
 def _ring_steps(c: Operators) -> Floats:
     """Return the least seconds of a layer's tensor-parallel rings, (t - 1) pipelined_ring_step_s, where a pipeline spans nodes."""
-    step = c.job.framework.pipelined_ring_step_s
-    if step is None or c.job.gpus <= c.job.cluster.sizes[0]:
+    step_s = c.calibration["pipelined_ring_step_s"]
+    if step_s == 0.0 or c.job.gpus <= c.job.cluster.sizes[0]:
         return 0.0
-    return np.where(c.plan.pp > 1, (c.plan.tp - 1) * step.value, 0.0)
+    return np.where(c.plan.pp > 1, (c.plan.tp - 1) * step_s, 0.0)
 
 
 def embedding_time(c: Operators) -> Part:

@@ -400,3 +400,18 @@ def joined(first: Runs, second: Runs) -> Runs:
     """Return the runs of both."""
     ids = (*first.ids, *second.ids)
     return Runs(ids, *(np.concatenate([getattr(of, name) for of in (first, second)]) for name in Runs._fields[1:]))
+
+
+def plan_errors(job: Job, plans: Plan, n: int, kernel: Kernel, residual: Residual | None) -> Callable[[Any, Any], Any]:
+    """Return the covariance of log(measured / predicted) between a table of n plans of one job, by (rows, columns): the kernel's, less
+    what measured runs already tell. A plan's own noise is not in it.
+    """
+    points = _points(plans, (n,))
+    white = None if residual is None else _whitened(residual, job, points)
+    same = _shared(kernel, 1.0, 1.0, 1.0, 0.0)
+
+    def between(rows: Any, columns: Any) -> Any:
+        told = 0.0 if white is None else white[rows] @ white[columns].T
+        return _between(kernel, same, points[rows][:, None], points[columns][None]) - told
+
+    return between

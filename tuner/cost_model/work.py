@@ -154,10 +154,10 @@ class Operators:
         """All-gather, reduce-scatter and all-reduce of T x h activations over tp, with what a framework loses on each further node."""
         bytes_ = E * self.shard.tokens * self.job.model.hidden
         gather, scatter, reduce = (self.comm(op, bytes_, "tp") for op in ("all_gather", "reduce_scatter", "all_reduce"))
-        lost = self.job.framework.spanning_ring_s
-        if lost is None:
+        lost_s = self.calibration["spanning_ring_s"]
+        if lost_s == 0.0:
             return gather, scatter, reduce
-        late = lost.value * (ceil_div(self.plan.tp, self.job.cluster.sizes[0]) - 1)
+        late = lost_s * (ceil_div(self.plan.tp, self.job.cluster.sizes[0]) - 1)
         return gather + late, scatter + late, reduce + late
 
     def tensor_parallel(self, block: Part) -> Part:

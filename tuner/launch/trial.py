@@ -60,7 +60,8 @@ class Result(Spec):
     infrastructure (a node, a link, a queue: says nothing of the plan), stopped (by the tuner: worse than what is known, or a limit).
     step_s: seconds a step (median of the timed ones), spread_s: half the distance between their quartiles, steps: how many were timed.
     memory_bytes: peak of the fullest rank, of what memory_kind says. reason: the first real line of what went wrong, or the limit that
-    stopped it. nodes: where it ran. started, ended: seconds since 1970. versions: of what ran it. attempts: runs it took.
+    stopped it. nodes: where it ran; failed_nodes: those of them that failed under it, where the scheduler says so. started, ended:
+    seconds since 1970. versions: of what ran it. attempts: runs it took.
     slowest_ranks: ranks whose own compute time stands out, slowest first, where the workload tells.
     """
 
@@ -77,6 +78,7 @@ class Result(Spec):
     ended: float = 0.0
     versions: Annotated[dict[str, str], Field(default_factory=dict)]
     attempts: Annotated[int, Field(ge=1)] = 1
+    failed_nodes: tuple[str, ...] = ()
     slowest_ranks: tuple[int, ...] = ()
 
 

@@ -123,5 +123,6 @@ def flat(path: str, value: Any) -> list[tuple[str, str, str]]:
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return [row for i, item in enumerate(value) for row in flat(f"{path}.{item.get('name', i)}", item)]
     if isinstance(value, list):
-        return [(path, ", ".join(map(str, value)), "")]
+        joint = "; " if key in ("detected", "assumed") else ", "
+        return [(path, joint.join(map(str, value)), "")]
     return [(path, quantity(key, value), "")]

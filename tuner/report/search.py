@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tuner.report.profile import trial_lines
 from tuner.report.table import Column, Page, Table, wrapped
 from tuner.report.words import gigabytes, header, labelled, mesh, mfu_words, microbatches, percent, probability, seconds, word
 from tuner.units import show_count, show_seconds
@@ -44,6 +45,9 @@ def search_text(record: dict[str, Any], page: Page, *, detail: int = 0) -> str:
     lines += space_lines(record, page)
     if record["counts"]:
         lines += ["", *count_table(record, page)]
+    if "measured" in record:
+        runs = [run["plan"] for run in record["measured"]["trials"]]
+        lines += trial_lines(record["measured"], [name for name, *_ in KNOBS if len({str(plan[name]) for plan in runs}) > 1], page)
     rows = record["ranking"] + ([record["current"]] if record["current"] else [])
     if rows:
         lines += ["", *ranking_table(record, rows, page), ""]
@@ -64,7 +68,7 @@ def space_lines(record: dict[str, Any], page: Page) -> list[str]:
         f"(P(OOM) < {100 * space['max_p_oom']:g} %{room}); "
         f"priced {space['plans']:,} plans in {seconds(space['seconds'])}, {space['plans_per_s']:,.0f} a second"
     )
-    if record["strategy"] in ("tpe", "gp"):
+    if record["strategy"] in ("tpe", "gp") and "measured" not in record:
         text = (
             f"{record['strategy']} tried {space['plans']:,} legal plans of {space['combinations']:,} combinations, "
             f"{space['fit']:,} of them fit (P(OOM) < {100 * space['max_p_oom']:g} %{room}), in {seconds(space['seconds'])}"
@@ -163,7 +167,8 @@ def sure_words(record: dict[str, Any]) -> str:
     """Return how far the numbers can be trusted to tell the plans apart."""
     tied, shown = record["tied"], len(record["ranking"])
     basis = record["ranking"][0]["basis"]
-    made = f"times are {basis}, not measured"
+    measured = sum(row["basis"] == "measured" for row in record["ranking"])
+    made = f"{measured} of {shown} times are measured" if measured else f"times are {basis}, not measured"
     if tied <= 1:
         return made
     which = f"all {shown} shown" if tied == shown else f"the first {tied}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -19,6 +19,9 @@ from tuner.cost_model.fit.score import parts
 from tuner.cost_model.fit.tables import Table, errors, find_gpu, find_link, named, read, split
 from tuner.errors import TunerError, one_problem
 from tuner.files import write
+
+if TYPE_CHECKING:
+    from tuner.cluster import Gpu
 
 # GPUs that another one's curves stand for when they have no table: the same silicon with other clocks, memory or links.
 RELATIVES = {
@@ -46,8 +49,8 @@ def fit(tables: dict[str, list[Table]], *, scored: bool = True) -> list[Calibrat
     """Return the pooled calibration and that of each GPU, relatives' included; `scored`: with errors of the slow fits held out."""
     curves: dict[str, dict[str, dict[str, Any]]] = {}
 
-    def put(gpu: str, kind: str, key: str, curve: GemmCurve | GroupedCurve | AttentionCurve | CollectiveCurve) -> None:
-        name = gpu if gpu == POOLED else find_gpu(gpu).name
+    def put(gpu: str | Gpu, kind: str, key: str, curve: GemmCurve | GroupedCurve | AttentionCurve | CollectiveCurve) -> None:
+        name = POOLED if gpu == POOLED else find_gpu(gpu).name
         curves.setdefault(name, {}).setdefault(kind, {})[key] = curve
         spread = (
             f"median {curve.fit.median:.1%} p90 {curve.fit.p90:.1%}" if curve.fit.median is not None and curve.fit.p90 is not None else ""
@@ -88,7 +91,7 @@ def _fit_experts(tables: dict[str, list[Table]], dtype: str, curves: dict[str, A
         put(t.gpu, "grouped", dtype, experts.fit_gpu(t, curve, dtype, curves[POOLED]["grouped"][dtype]))
 
 
-def _of(curves: dict[str, Any], gpu: str) -> dict[str, Any]:
+def _of(curves: dict[str, Any], gpu: str | Gpu) -> dict[str, Any]:
     found: dict[str, Any] = curves.get(find_gpu(gpu).name, {}).get("gemm", {})
     return found
 
@@ -146,12 +149,13 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def dump(file: CalibrationFile) -> str:
-    """Return the file as YAML, without what is empty or as by default."""
+HEAD = "Written by `python -m tuner.cost_model.fit`; change the fit, not this file."
+
+
+def dump(file: CalibrationFile, head: str = HEAD) -> str:
+    """Return the file as YAML under a comment, without what is empty or as by default."""
     data = file.model_dump(mode="json", exclude_defaults=True)
-    return "# Written by `python -m tuner.cost_model.fit`; change the fit, not this file.\n" + yaml.dump(
-        data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140
-    )
+    return f"# {head}\n" + yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140)
 
 
 class Layered(NamedTuple):

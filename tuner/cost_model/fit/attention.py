@@ -72,7 +72,7 @@ def predict(curve: AttentionCurve, table: Table) -> Any:
         causal=True,
         window=0,
         curve=curve,
-        rate=peak(gpu, "bf16"),
+        rate=peak(gpu, table.precision or "bf16"),
         bandwidth=gpu.hbm.value,
         sms=multiprocessors(gpu),
     )
@@ -103,7 +103,7 @@ def _curve(x: Any, block: int, dimensions: Sequence[float]) -> AttentionCurve:
 
 def _fitted(tables: Sequence[Table], block: int) -> AttentionCurve:
     """Return the curve of the head dimensions that kernels are tuned for, and what makes of it the median of all rows."""
-    curve = _tuned([t.where(tuned) if (tuned := _is_tuned(t)).any() else t for t in tables], block)
+    curve = tuned_curve([t.where(tuned) if (tuned := _is_tuned(t)).any() else t for t in tables], block)
     left = np.concatenate([np.log(t["median"] / predict(curve, t)) for t in tables])
     columns = _columns(tables)
     at = [columns["chains"], columns["length"], columns["qk"]]
@@ -132,7 +132,8 @@ def _is_tuned(table: Table) -> Any:
     return np.isin(table["qk"], DIMENSIONS) | (table["qk"] != table["v"])
 
 
-def _tuned(tables: Sequence[Table], block: int) -> AttentionCurve:
+def tuned_curve(tables: Sequence[Table], block: int) -> AttentionCurve:
+    """Return the curve of rows that their kernels are tuned for, blocks of `block` queries."""
     dimensions = tuple(sorted({float(d) for t in tables for d in np.unique(t["qk"])}))
     thin = [t.where(np.arange(len(t)) % max(1, len(t) * len(tables) // _BASE_ROWS) == 0) for t in tables]
     logs = [np.log(t["seconds"]) for t in thin]

@@ -65,8 +65,8 @@ def predict(curve: GemmCurve, table: Table, dtype: str) -> Any:
     """Return the curve's seconds for the rows of `table`, as roofline.gemm_seconds has them."""
     gpu = find_gpu(table.gpu)
     m, n, k = table["m"], table["n"], table["k"]
-    rate = achievable_peak(gpu, PRECISION_OF[dtype], curve)
-    element = ELEMENT_BYTES[dtype]
+    rate = achievable_peak(gpu, table.precision or PRECISION_OF[dtype], curve)
+    element = 4.0 if table.precision == "fp32" else ELEMENT_BYTES[dtype]
     seconds = products_seconds(m, n, k, 1, curve=curve, rate=rate, bandwidth=gpu.hbm.value, sms=multiprocessors(gpu), element=element)
     return corrected(seconds, m, n, k, curve=curve, sms=multiprocessors(gpu))
 
@@ -93,7 +93,7 @@ def _curve(x: Any, menu: Sequence[tuple[int, int, int]], power: Grid | None) -> 
     )
 
 
-def _base(tables: Sequence[Table], dtype: str, menu: Sequence[tuple[int, int, int]], power: Grid | None, *, pooled: bool) -> GemmCurve:
+def base_curve(tables: Sequence[Table], dtype: str, menu: Sequence[tuple[int, int, int]], power: Grid | None, *, pooled: bool) -> GemmCurve:
     """Return the curve without correction that is nearest to the tables (evenly thinned rows, equal weight for each table)."""
     thin = [t.where(np.arange(len(t)) % max(1, len(t) * len(tables) // _BASE_ROWS) == 0) for t in tables]
     logs = [np.log(t["seconds"]) for t in thin]
@@ -122,7 +122,7 @@ def _corrected(curve: GemmCurve, tables: Sequence[Table], dtype: str) -> GemmCur
 
 
 def _fitted(tables: Sequence[Table], dtype: str, menu: Sequence[tuple[int, int, int]], power: Grid | None, *, pooled: bool) -> GemmCurve:
-    return _corrected(_rounded(_base(tables, dtype, menu, power, pooled=pooled)), tables, dtype)
+    return _corrected(_rounded(base_curve(tables, dtype, menu, power, pooled=pooled)), tables, dtype)
 
 
 def _scored(curve: GemmCurve, table: Table, dtype: str) -> tuple[Any, Any]:
@@ -156,7 +156,7 @@ def fit_gpu(table: Table, dtype: str, power: Grid | None, *, scored: bool = True
 
 def _best(tables: Sequence[Table], dtype: str, power: Grid | None) -> GemmCurve:
     """Return the curve with the menu of tiles that is nearest before any factor over sizes."""
-    bases = [_base(tables, dtype, menu, power, pooled=False) for menu in MENUS]
+    bases = [base_curve(tables, dtype, menu, power, pooled=False) for menu in MENUS]
 
     def error(curve: GemmCurve) -> float:
         median, p90 = errors(*_scored(curve, tables[0], dtype))

@@ -38,7 +38,7 @@ def predict(curve: CollectiveCurve, op: str, table: Table, link: float) -> Any:
     return curve.latency(n) + PASSES[op] * size * ((n - 1) / n) / (link * curve.efficiency(n, size))
 
 
-def _one_size(table: Table, op: str, link: float) -> tuple[float, Any]:
+def one_size(table: Table, op: str, link: float) -> tuple[float, Any]:
     """Return latency and efficiencies at BYTES of one group size: smooth in the message, half counting more than int8 (which
     the switch cannot reduce).
     """
@@ -66,13 +66,13 @@ def _fitted(tables: Sequence[tuple[Table, float]], op: str) -> CollectiveCurve:
     latency, efficiency = [], []
     for members in MEMBERS:
         rows = [(t.where(t["members"] == members), link) for t, link in tables]
-        made = [_one_size(t, op, link) for t, link in rows if len(t) >= _FEWEST]
+        made = [one_size(t, op, link) for t, link in rows if len(t) >= _FEWEST]
         latency.append(np.median([a for a, _ in made]) if made else np.nan)
         efficiency.append(np.median([b for _, b in made], axis=0) if made else np.full(len(BYTES), np.nan))
-    return _curve(np.array(latency), np.array(efficiency))
+    return curve_of(np.array(latency), np.array(efficiency))
 
 
-def _curve(latency: Any, efficiency: Any) -> CollectiveCurve:
+def curve_of(latency: Any, efficiency: Any) -> CollectiveCurve:
     """Return the curve of latencies and efficiencies at MEMBERS, NaN where unknown: a missing size takes the efficiency of the
     one below and the latency that grows as between the two before. Beyond eight the latency grows by as much for each
     doubling as from four to eight.
@@ -99,7 +99,7 @@ def with_eight(curve: CollectiveCurve, other: CollectiveCurve, note: str) -> Col
     latency[2] = latency[1] * other.latency.table[2] / other.latency.table[1]
     efficiency[2] = np.minimum(efficiency[1] * other.efficiency.table[2] / other.efficiency.table[1], 1.0)
     fit = curve.fit.model_copy(update={"source": f"{curve.fit.source}; {note}"})
-    return _curve(latency, efficiency).model_copy(update={"fit": fit})
+    return curve_of(latency, efficiency).model_copy(update={"fit": fit})
 
 
 def fit_gpu(table: Table, op: str, link: float) -> CollectiveCurve:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +47,15 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One operator on one GPU: equally long columns, `seconds` and `median` among them."""
+    """One operator on one GPU, a preset's name or the card itself: equally long columns, `seconds` and `median` among them.
+
+    precision: a job's, where the rows are of another than the dtype's own (fp32 rows of the 16-bit curve).
+    """
 
     operator: str
-    gpu: str
+    gpu: str | Gpu
     columns: dict[str, Any]
+    precision: str = ""
 
     def __len__(self) -> int:
         return len(self.columns["seconds"])
@@ -61,7 +65,7 @@ class Table:
 
     def where(self, mask: Any) -> Table:
         """Return the rows that `mask` selects."""
-        return Table(operator=self.operator, gpu=self.gpu, columns={name: column[mask] for name, column in self.columns.items()})
+        return replace(self, columns={name: column[mask] for name, column in self.columns.items()})
 
 
 # Rows with equal values of these are held out of a fit together: they are what a table that is kept back would have of its own.
@@ -129,20 +133,27 @@ def _check(path: Path, name: str, column: Any) -> None:
             raise one_problem(str(path), name, str(column[row]), f"must lie between 1 and {LARGEST:.0e} (row {row})", "correct or drop it")
 
 
+def find_gpu(named: str | Gpu) -> Gpu:
+    """Return the preset that a table's name means (h100_sxm is the alias h100-sxm), or the card that it states."""
+    return _preset(named) if isinstance(named, str) else named
+
+
 @lru_cache(maxsize=64)
-def find_gpu(text: str) -> Gpu:
-    """Return the preset that a table's name means: h100_sxm is the alias h100-sxm."""
+def _preset(text: str) -> Gpu:
     from tuner import presets
 
     return presets.gpu(text.replace("_", "-"))
 
 
-@lru_cache(maxsize=64)
-def find_link(text: str) -> float:
+def find_link(named: str | Gpu) -> float:
     """Return bytes/s of the innermost domain of the fastest node preset with this GPU."""
+    return _link(find_gpu(named).name)
+
+
+@lru_cache(maxsize=64)
+def _link(gpu: str) -> float:
     from tuner import presets
 
-    gpu = find_gpu(text).name
     links = [c.domains[0].bandwidth.value for c in map(presets.cluster, presets.names("clusters")) if c.gpu.name == gpu]
     if not links:
         raise one_problem("clusters", "", gpu, "is in no preset of a node")

@@ -1,0 +1,34 @@
+"""The shell script that a node (or a rank) of a trial runs. Every value that comes from a file is quoted."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from tuner.launch.secrets import is_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tuner.launch.site import Site
+
+TASK = "task.sh"
+_MODULES = "type module >/dev/null 2>&1 || . /etc/profile.d/modules.sh || . /etc/profile.d/lmod.sh"
+
+
+def task_script(site: Site, folder: str, body: Iterable[str], *, before: Iterable[str] = ()) -> str:
+    """Return the script: modules, variables, the site's own lines (as they stand), `before`, the working folder, `body`.
+
+    Secret variables are not in it: they reach it through its environment.
+    """
+    lines = ["#!/bin/bash", "# Written by tuner: what one task of a trial runs.", "set -eo pipefail"]
+    if site.modules:
+        lines += [_MODULES, *(f"module load {shlex.quote(name)}" for name in site.modules)]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items() if not is_secret(name, value)]
+    lines += [*site.pre_commands, *before, f"cd -- {shlex.quote(folder)}", *body]
+    return "\n".join(lines) + "\n"
+
+
+def secrets_of(site: Site) -> dict[str, str]:
+    """Return the site's variables that must reach the trial without being written."""
+    return {name: value for name, value in site.environment.items() if is_secret(name, value)}

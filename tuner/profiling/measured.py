@@ -1,0 +1,344 @@
+"""From a search's question to measured plans: candidates from the sweep, a campaign over them, the ranking after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tuner.errors import NothingFeasible, one_problem
+from tuner.plan_text import plan_record
+from tuner.request import Problems, close, quantity, truth, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tuner.cost_model.calibration import Calibration
+    from tuner.found import RankedPlan, SearchAnswer
+    from tuner.job import Job
+    from tuner.launch.runner import Runner
+    from tuner.plan import Plan
+    from tuner.profiling.campaign import Ended, Limits
+    from tuner.profiling.standing import Standing
+    from tuner.request import Request
+    from tuner.search.exhaustive import SweepResult
+    from tuner.search.sampler import Strategy
+
+    Progress = Callable[..., None]
+
+STRATEGIES = ("residual", "tpe", "gp", "random")
+MOST_CANDIDATES, DISTINCT = 1_500, 400
+WORKLOAD, SPACE = "tuner-workload", "measured"  # the framework and space of the built-in workload, where none is named
+CANDIDATE_P_OOM = 0.98  # plans that surely run out are no candidates; the memory model may be off by more than `search` takes the risk for
+_BUDGET = re.compile(r"([0-9.]+)\s*(?:gpu|accelerator)s?[- ]?(h|hours?|min|minutes?|s|seconds?)")
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How plans are measured: by which runner and strategy, within which limits, kept where."""
+
+    runner: str
+    strategy: Strategy
+    seed: int
+    limits: Limits
+    storage: str
+    site: Path | None
+    command: Path | None
+    shared: bool
+
+
+def wanted(request: Request) -> bool:
+    """Whether a search is asked to measure."""
+    return request.profile is not None or request.budget is not None
+
+
+def completed(request: Request) -> Request:
+    """Return a question about measuring with what it leaves open: the built-in workload's own framework and space
+    where that is what runs."""
+    if not wanted(request):
+        return request
+    workload = request.command is None and request.runner in (None, "local", "slurm")
+    changes: dict[str, Any] = {}
+    if workload and request.framework is None:
+        changes["framework"] = WORKLOAD
+    if workload and request.space is None:
+        changes["space"] = SPACE
+    return dataclasses.replace(request, **changes)
+
+
+def read_measure(request: Request) -> Measure:
+    """Return how a search is to measure. Raises SpecError listing every problem."""
+    from tuner.profiling.campaign import Limits
+
+    problems = Problems()
+
+    def number(name: str, default: int, most: int) -> int:
+        value = getattr(request, name)
+        read = None if value is None else problems.trying(lambda: whole(value, name, most=most))
+        return default if read is None else read
+
+    def seconds(name: str, default: float) -> float:
+        value = getattr(request, name)
+        read = None if value is None else problems.trying(lambda: quantity(value, name, "seconds"))
+        return default if read is None else read
+
+    strategy = "residual" if request.strategy is None else str(request.strategy)
+    if strategy not in STRATEGIES:
+        problems.add("strategy", strategy, f"must be one of {', '.join(STRATEGIES)} where plans are measured", close(strategy, STRATEGIES))
+    budget = None if request.budget is None else problems.trying(lambda: read_budget(request.budget))
+    runs = None if request.profile is None else number("profile", 8, 10_000)
+    steps = number("steps", 8, 100_000)
+    limits = Limits(
+        runs=runs,
+        accelerator_s=budget,
+        least_gain=0.005 if budget is not None else 0.0,
+        steps=steps,
+        warmup=max(1, min(3, steps // 3)),
+        wall_s=seconds("trial_time", 1800.0),
+    )
+    for name, value in (("site", request.site), ("command", request.command)):
+        if value is not None and not Path(str(value)).expanduser().is_file():
+            problems.add(name, value, "no such file")
+    shared = request.no_cache is None or not problems.trying(lambda: truth(request.no_cache, "no_cache"))
+    seed = request.seed
+    read_seed = 0 if seed is None else problems.trying(lambda: whole(seed, "seed", at_least=0, most=2**31))
+    problems.raise_any()
+    return Measure(
+        runner=str(request.runner or ("command" if request.command is not None else "local")),
+        strategy=cast("Strategy", strategy),
+        seed=read_seed or 0,
+        limits=limits,
+        storage="" if request.storage is None else str(request.storage),
+        site=None if request.site is None else Path(str(request.site)).expanduser(),
+        command=None if request.command is None else Path(str(request.command)).expanduser(),
+        shared=shared,
+    )
+
+
+def read_budget(value: Any) -> float:
+    """Return accelerator-seconds of "12gpu-h", "30 gpu-min". Raises SpecError."""
+    match = _BUDGET.fullmatch(str(value).strip().lower())
+    try:
+        number = float(match[1]) if match else -1.0
+    except ValueError:
+        number = -1.0
+    if match is None or not 0 < number < 1e9:
+        raise one_problem("budget", "", value, "must be accelerator-hours or -minutes, like 12gpu-h or 30gpu-min")
+    return number * _SECONDS[match[2][0]]
+
+
+def candidate_plans(found: Sequence[SweepResult], current: Plan | None, runnable: Callable[[Plan], bool]) -> list[Plan]:
+    """Return the plans of sweeps that a runner can run, each once, the person's own first. Raises NothingFeasible."""
+    plans = [current] if current is not None else []
+    for sweep in found:
+        plans += [sweep.plan(one) for one in sweep.best]
+    kept = [plan for plan in dict.fromkeys(plans) if runnable(plan)][:MOST_CANDIDATES]
+    if not kept:
+        raise NothingFeasible("no legal plan of the space can be run by this runner: widen the space or fix less")
+    return kept
+
+
+def software_of(measure: Measure, job: Job, runner: Runner) -> str:
+    """Return what else than job and plan a measurement depends on, in one line."""
+    from tuner import __version__
+
+    files = [path.read_bytes() for path in (measure.site, measure.command) if path is not None]
+    digest = hashlib.sha256(b"\0".join(files)).hexdigest()[:12] if files else ""
+    limits = measure.limits
+    return f"tuner {__version__} {runner.name} {digest} {job.framework.name} {job.release} steps {limits.steps} warmup {limits.warmup}"
+
+
+def study_name(job: Job, software: str, words: Sequence[dict[str, Any]]) -> str:
+    """Return the name of the study: the same question finds its trials again, another one does not meet them."""
+    told = json.dumps([job.model_dump(mode="json"), software, list(words)], sort_keys=True)
+    return f"{job.model.name}-{job.cluster.gpu.name}-x{job.gpus}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"
+
+
+def shared_ledger() -> Path:
+    """Return the file of measurements that searches share."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tuner" / "measurements.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a measured search adds to an answer: how it ended, what ran, and where it is kept."""
+
+    ended: Ended
+    runner: str
+    strategy: str
+    seed: int
+    candidates: int
+    folder: Path
+    drift: float | None
+    slow_nodes: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0, 4 where machines failed, 5 where the budget ended before the search's own rule."""
+        if self.ended.enough:
+            return 0
+        return 4 if "machine failed" in self.ended.why else 5
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON's types."""
+        entries = [entry.record() for entry in self.ended.entries]
+        ends = [entry.result.end for entry in self.ended.entries if not entry.reference and entry.number >= 0]
+        return {
+            "runner": self.runner,
+            "strategy": self.strategy,
+            "seed": self.seed,
+            "candidates": self.candidates,
+            "folder": str(self.folder),
+            "runs": len(ends),
+            "failed_runs": sum(end not in ("ok", "stopped") for end in ends),
+            "known_before": self.ended.known,
+            "why": self.ended.why,
+            "enough": self.ended.enough,
+            "faults": list(self.ended.faults),
+            "drift": self.drift,
+            "slow_nodes": list(self.slow_nodes),
+            "trials": entries,
+        }
+
+
+def ranked_after(job: Job, standing: Sequence[Standing], plans: Sequence[Plan], calibration: Calibration, top: int) -> list[RankedPlan]:
+    """Return the first `top` plans, as a search ranks them, with measured times where there are some.
+
+    Plans that more likely than not run out of memory or fail are not among them.
+    """
+    from tuner.answers import run_of
+    from tuner.cost_model.estimate import mfu, tokens_per_s_per_gpu
+    from tuner.found import RankedPlan
+    from tuner.search.ranking import rank
+
+    shown = [one for one in standing if one.fits >= 0.5][:top]
+    rows = rank(job, [plans[one.index] for one in shown], calibration).rows
+    found = []
+    for place, (one, row) in enumerate(zip(shown, rows, strict=True)):
+        result = one.result
+        filled = dataclasses.replace(
+            row,
+            rank=place + 1,
+            step_s=one.step_s,
+            low_s=one.low_s,
+            high_s=one.high_s,
+            tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.step_s)),
+            mfu=float(mfu(job, one.step_s)),
+            p_oom=1.0 - one.fits,
+            basis=one.basis,
+            tied=one.low_s <= shown[0].high_s,
+            memory_bytes=result.memory_bytes if result and result.memory_bytes else row.memory_bytes,
+        )
+        found.append(
+            RankedPlan(
+                row=filled,
+                basis=one.basis,
+                run=run_of(job, row.plan, calibration),
+                low_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.high_s)),
+                high_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.low_s)),
+                microbatches=int(row.plan.microbatches(job.gpus, job.global_batch)),
+            )
+        )
+    return found
+
+
+def drift_of(ended: Ended) -> float | None:
+    """Return by what factor the last repeat of a plan's run was slower than its first, None where none was repeated."""
+    repeats = [entry for entry in ended.entries if entry.reference and entry.result.step_s]
+    if not repeats:
+        return None
+    first = next((e.result.step_s for e in ended.entries if e.key == repeats[-1].key and not e.reference and e.result.step_s), None)
+    return None if first is None or repeats[-1].result.step_s is None else repeats[-1].result.step_s / first
+
+
+def measure_search(
+    request: Request,
+    answer: SearchAnswer,
+    sweeps: Sequence[SweepResult],
+    calibration: Calibration,
+    *,
+    current: Plan | None,
+    top: int,
+    progress: Progress | None,
+) -> SearchAnswer:
+    """Return a search's answer with its best plans measured. Raises SpecError, InfrastructureError and NothingFeasible."""
+    from tuner.launch.runner import Setup, open_runner
+    from tuner.profiling.campaign import Campaign, run
+    from tuner.profiling.standing import standings
+    from tuner.profiling.storage import open_storage
+    from tuner.search.candidates import Candidates
+    from tuner.search.sampler import PlanSampler, ran_of
+    from tuner.search.trials import new_study
+
+    measure, job = read_measure(request), answer.job
+    runner = open_runner(measure.runner, Setup(**_setup(measure)))
+    plans = candidate_plans(sweeps, current, lambda plan: not _refused(runner, job, plan))
+    candidates = Candidates.of(job, plans, calibration)
+    software = software_of(measure, job, runner)
+    name = study_name(job, software, candidates.words)
+    folder = Path(str(request.folder)) if request.folder is not None else Path(f"tuner-{name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    campaign = Campaign(
+        candidates=candidates,
+        runner=runner,
+        folder=folder,
+        sampler=PlanSampler(candidates, measure.strategy, measure.seed, _cost(measure)),
+        storage=open_storage(measure.storage, folder),
+        name=name,
+        software=software,
+        limits=measure.limits,
+        first=() if current is None else (plans.index(current),) if current in plans else (),
+        shared=shared_ledger() if measure.shared else None,
+    )
+    ended = run(campaign, progress)
+    ran, _ = ran_of(candidates, new_study(campaign.sampler, name=name, storage=campaign.storage))
+    places = {tuple(sorted(plan_record(plan, job.gpus).items())): i for i, plan in enumerate(plans)}
+    telling = [entry for entry in ended.entries if not entry.reference and entry.result.end != "infrastructure"]
+    results = {places[tuple(sorted(entry.plan.items()))]: entry.result for entry in telling}
+    standing = standings(candidates, ran, results)
+    measured = Measured(
+        ended=ended,
+        runner=runner.name,
+        strategy=measure.strategy,
+        seed=measure.seed,
+        candidates=len(candidates),
+        folder=folder,
+        drift=drift_of(ended),
+        slow_nodes=(),
+    )
+    return dataclasses.replace(
+        answer,
+        strategy=measure.strategy,
+        ranking=tuple(ranked_after(job, standing, plans, calibration, top)),
+        measured=measured,
+    )
+
+
+def _setup(measure: Measure) -> dict[str, Any]:
+    from tuner.launch.command import read_command
+    from tuner.launch.site import read_site
+
+    files: dict[str, Any] = {} if measure.site is None else {"site": read_site(measure.site)}
+    return files | ({} if measure.command is None else {"command": read_command(measure.command)})
+
+
+def _cost(measure: Measure) -> Callable[[Any], Any] | None:
+    """Return the seconds of a run by its step time, where the budget is time: starting takes about as long for all."""
+    from tuner.profiling.campaign import STARTUP_S
+
+    if measure.limits.accelerator_s is None:
+        return None
+    return lambda step_s: STARTUP_S + measure.limits.steps * step_s
+
+
+def _refused(runner: Runner, job: Job, plan: Plan) -> bool:
+    from tuner.launch.limits import refusals
+
+    return runner.name in ("local", "slurm") and bool(refusals(job, plan))

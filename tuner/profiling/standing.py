@@ -1,0 +1,90 @@
+"""Where the candidates stand once some of them ran: measured ones by their time, the others by what the measurements make of the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from tuner.profiling.campaign import NORMAL_90
+from tuner.search.beliefs import Ran
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tuner.launch.trial import Result
+    from tuner.search.beliefs import Believed
+    from tuner.search.candidates import Candidates
+
+# Standard error of a median over that of a mean (Gauss), and what repeating a run in another process moves at least.
+MEDIAN, AGAIN = 1.25, 0.005
+QUARTILE = 0.6745  # standard deviations from the middle to a quartile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A candidate after the runs: seconds a step with their 90 % range, from what (basis), probability that it fits; result: its run."""
+
+    index: int
+    step_s: float
+    low_s: float
+    high_s: float
+    basis: Literal["measured", "calibrated", "analytic"]
+    fits: float
+    result: Result | None = None
+
+
+def noise(result: Result) -> float:
+    """Return the relative standard error of a run's step time."""
+    if not result.step_s or result.spread_s is None or not result.steps:
+        return AGAIN * 4.0
+    return math.hypot(MEDIAN * result.spread_s / QUARTILE / result.step_s / math.sqrt(result.steps), AGAIN)
+
+
+def standings(candidates: Candidates, ran: Sequence[Ran], results: Mapping[int, Result]) -> list[Standing]:
+    """Return every candidate that may fit, fastest first.
+
+    A measured time and what the other runs say of the plan are weighed by how sure each is: a noisy run that was lucky is not the best
+    plan for that.
+    """
+    beliefs = candidates.beliefs()
+    said = beliefs.given(ran)
+    found = []
+    basis: Literal["calibrated", "analytic"] = "calibrated" if ran else "analytic"
+    failed = {run.index for run in ran if run.end != "ok"}
+    for i in range(len(candidates)):
+        if i in failed:
+            continue
+        mean, deviation = float(said.log_s[i]), float(said.deviation[i])
+        result = results.get(i)
+        fits = 1.0 if result is not None and result.step_s else float(said.runs[i])
+        if result is not None and result.step_s:
+            mean, deviation = _measured(i, result, beliefs.given([run for run in ran if run.index != i]))
+        found.append(_standing(i, mean, deviation, basis, fits, result))
+    return sorted(found, key=lambda one: one.step_s)
+
+
+def _measured(index: int, result: Result, others: Believed) -> tuple[float, float]:
+    mean, deviation = float(others.log_s[index]), float(others.deviation[index])
+    own = noise(result)
+    weights = np.array([own**-2, deviation**-2])
+    return float(weights @ [math.log(result.step_s or math.inf), mean] / weights.sum()), float(weights.sum() ** -0.5)
+
+
+def _standing(
+    index: int, mean: float, deviation: float, basis: Literal["calibrated", "analytic"], fits: float, result: Result | None
+) -> Standing:
+    off = NORMAL_90 * deviation
+    seconds = (math.exp(mean), math.exp(mean - off), math.exp(mean + off))
+    timed = result is not None and bool(result.step_s)
+    return Standing(
+        index=index,
+        step_s=seconds[0],
+        low_s=seconds[1],
+        high_s=seconds[2],
+        basis="measured" if timed else basis,
+        fits=fits,
+        result=result,
+    )

@@ -1,0 +1,67 @@
+"""What a measured search ran, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tuner.report.table import Column, Page, Table, hidden_note
+from tuner.report.words import gigabytes, labelled, seconds
+
+MOST = 40
+SAID = {"ok": "", "oom": "out of memory", "failed": "failed", "stopped": "stopped", "infrastructure": "machine failed"}
+
+
+def trial_lines(measured: dict[str, Any], names: list[str], page: Page) -> list[str]:
+    """Return how the search went, and each run beside what was predicted. names: the knobs that tell the plans apart."""
+    runs = measured["trials"]
+    words = f"{measured['runs']} runs of {measured['candidates']:,} candidates with {measured['runner']}, strategy {measured['strategy']}"
+    words += f"; {measured['known_before']} known from earlier searches" if measured["known_before"] else ""
+    words += f"; {measured['failed_runs']} gave no time" if measured["failed_runs"] else ""
+    lines = labelled("profile", f"{words}; ended: {measured['why']}", page)
+    for fault in measured["faults"]:
+        lines += labelled("", f"machine: {fault}", page)
+    if measured["drift"] is not None:
+        lines += labelled("drift", f"a plan that was run again took {measured['drift']:.2f} times as long as at first", page)
+    shown = runs[-MOST:]
+    if not shown:
+        return lines
+    table = Table(
+        [
+            Column("run", [_name(run) for run in shown]),
+            *[Column(_title(name), [_word(run["plan"][name]) for run in shown], rank=1 if k < 4 else 4) for k, name in enumerate(names)],
+            Column("predicted", [_seconds(run["predicted_s"]) for run in shown], rank=2),
+            Column("expected", [_seconds(run["said_s"]) for run in shown], rank=3),
+            Column("measured", [_seconds(run["result"]["step_s"]) for run in shown]),
+            Column("+-", [_seconds(run["result"]["spread_s"]) for run in shown], rank=5),
+            Column(
+                "GB", ["" if run["result"]["memory_bytes"] is None else gigabytes(run["result"]["memory_bytes"]) for run in shown], rank=6
+            ),
+            Column("ended", [_end(run["result"]) for run in shown], rank=3, left=True),
+        ]
+    )
+    return [*lines, "", *table.lines(page), *hidden_note(table, page)]
+
+
+def _name(run: dict[str, Any]) -> str:
+    return "again" if run["reference"] else "known" if run["number"] < 0 else str(run["number"])
+
+
+def _title(name: str) -> str:
+    return {"micro_batch": "mb", "sequence_parallel": "sp"}.get(name, name.replace("_", " "))
+
+
+def _word(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else seconds(value)
+
+
+def _gigabytes(value: float | None) -> str:
+    return "" if value is None else gigabytes(value)
+
+
+def _end(result: dict[str, Any]) -> str:
+    words = SAID[result["end"]]
+    return f"{words}: {result['reason'][:60]}" if words and result["reason"] else words
