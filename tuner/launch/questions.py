@@ -34,7 +34,7 @@ KERNELS = 100
 
 def questions(world: int, local: int, *, accelerated: bool, precision: str) -> list[Question]:
     """Return what is asked of `world` ranks, `local` of them on each node, kinds by turns, so that a short budget leaves some of each."""
-    kinds = [
+    kinds: list[list[Question]] = [
         _products(accelerated),
         _attention(accelerated),
         [{"op": "issue"}, {"op": "launch", "repeats": KERNELS}]
