@@ -30,6 +30,7 @@ WHOLE = (
     "tuner.cost_model.rules", "tuner.cost_model.fit", "tuner.hf_config", "tuner.search",
     "tuner.launch", "tuner.accuracy", "tuner.profiling", "tuner.report", "tuner.cli",
 )  # fmt: skip
+ENGINE = ROOT / "tuner/launch/engine"
 FILES = sorted((ROOT / "tuner").rglob("*.py"))
 
 
@@ -73,11 +74,16 @@ def test_imports_point_down(path: Path) -> None:
         assert theirs < level or same_room or name == module or (theirs == level and own != other and level < 9), f"{module} imports {name}"
 
 
-def top_level_imports(path: Path) -> set[str]:
-    """Return the packages that importing a file imports: not those inside functions, nor those for type checkers."""
+def top_level_modules(path: Path) -> list[str]:
+    """Return the modules that importing a file imports: not those inside functions, nor those for type checkers."""
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return {name.partition(".")[0] for name in imports(tree, typing_too=False)}
+    return imports(tree, typing_too=False)
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """Return the packages of these modules."""
+    return {name.partition(".")[0] for name in top_level_modules(path)}
 
 
 # Imported where a study is run, and nowhere else.
@@ -86,8 +92,16 @@ OPTUNA = ("tuner.search.sampler", "tuner.profiling.storage")
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: module_of(path))
 def test_torch_and_optuna_are_imported_where_they_are_used(path: Path) -> None:
-    own = {"optuna"} if module_of(path) in OPTUNA else set()
-    assert not top_level_imports(path) & ({"torch", "optuna", "pyarrow", "pandas"} - own)
+    allowed = {"torch"} if path.is_relative_to(ENGINE) else {"optuna"} if module_of(path) in OPTUNA else set()
+    assert not top_level_imports(path) & ({"torch", "optuna", "pyarrow", "pandas"} - allowed)
+
+
+def test_only_a_trials_own_processes_import_the_engine() -> None:
+    """What imports torch at the top is imported by nothing at start, and by one file inside functions."""
+    users = {module_of(path) for path in FILES if not path.is_relative_to(ENGINE) and "tuner.launch.engine" in path.read_text()}
+    assert users == {"tuner.launch.workload"}
+    assert "torch" not in top_level_imports(ROOT / "tuner/launch/workload.py")
+    assert not any(name.startswith("tuner.launch.engine") for name in top_level_modules(ROOT / "tuner/launch/workload.py"))
 
 
 def test_reports_and_commands_compute_nothing() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from tests.postgres import postgres
 
 
 def test_a_server_answers_and_is_gone_afterwards() -> None:
-    psycopg = pytest.importorskip("psycopg")
     with postgres() as url:
         plain = url.replace("+psycopg", "")
         with psycopg.connect(plain) as connection:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 DEFAULT_FRAMEWORK = "megatron-lm"
+CPU = "cpu-core"
 LOCAL_JOB = {"seq_len": "128", "global_batch": "16"}
 MOST_COUNTS = 64
 LARGEST = 10_000_000
@@ -321,6 +322,8 @@ def read_range(request: Request) -> tuple[Job, tuple[int, ...]]:
         fields["attention"] = request.attention or framework.defaults.attention.value
     problems.raise_any()
     cluster, counts = found or (None, ())
+    if cluster is not None and cluster.gpu.name == CPU and request.precision is None:
+        fields["precision"] = "fp32"  # what its calibration was measured in; 16 bits help few CPUs
     fields |= {"model": model, "framework": framework, "cluster": cluster}
     try:
         job: Job = load_spec(Job, {name: value for name, value in fields.items() if value is not None}, "", units=False)

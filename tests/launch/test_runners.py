@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from tests.terminal import ROOT
 from tuner.errors import SpecError
 from tuner.launch.command import Command, CommandRunner
 from tuner.launch.local import LocalRunner
-from tuner.launch.processes import start_time
+from tuner.launch.processes import marked, start_time
 from tuner.launch.replay import ReplayRunner
 from tuner.launch.runner import BUILT_IN, Runner, Setup, open_runner, runners
 from tuner.launch.site import Site
@@ -208,6 +209,42 @@ def test_a_result_outlives_the_driver(process_kind: Kind, tmp_path: Path) -> Non
     killed(process)
     found = runner.attach(trial(folder))
     assert found is not None and found.poll() == read_result(folder)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.3, 0.6, 1.0])
+def test_a_driver_killed_at_any_moment_leaves_a_result_or_nothing(tmp_path: Path, request: pytest.FixtureRequest, delay_s: float) -> None:
+    runner, folder = kind_of("local", tmp_path, request).make("ok"), tmp_path / "t"
+    process = driver(runner, folder)
+    until(folder.exists)
+    time.sleep(delay_s)
+    killed(process)
+    found = runner.attach(trial(folder))
+    assert marked(folder) == []
+    if found is not None:
+        assert ended(found).end == "ok"
+    else:
+        assert read_result(folder) is None and ended(runner.start(trial(folder))).end == "ok"
+
+
+def test_driver_and_supervisor_killed_together_leave_no_process(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    runner, folder = kind_of("local", tmp_path, request).make("family"), tmp_path / "t"
+    process = driver(runner, folder)
+    pids = pids_of(folder)
+    os.kill(json.loads((folder / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    killed(process)
+    assert runner.attach(trial(folder)) is None and not any(map(start_time, pids))
+
+
+def test_a_trial_of_a_living_driver_is_watched_and_not_ended(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    runner, folder = kind_of("local", tmp_path, request).make("family"), tmp_path / "t"
+    process = driver(runner, folder)
+    pids = pids_of(folder)
+    found = runner.attach(trial(folder))
+    assert found is not None and found.poll() is None and all(map(start_time, pids))
+    assert found.stop("enough").end == "stopped"
+    assert process.stdout is not None
+    assert [process.stdout.readline().strip() for _ in range(2)] == ["started", "ended"]
+    killed(process)
 
 
 def test_attach_finds_nothing_where_nothing_ran(kind: Kind, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tuner.cost_model.fit.timings import Told
     from tuner.timing import Timing
 
-WAYS = {"shipped": "as it ships", "level": "level fitted", "own": "own curve"}
+WAYS = {"shipped": "as it ships", "level": "level fitted", "own": "own curve", "line": "own latency and rate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

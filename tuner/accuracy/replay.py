@@ -20,7 +20,7 @@ from tuner.search.beliefs import Ran
 from tuner.search.candidates import Candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tuner.cost_model.calibration import Calibration
@@ -175,7 +175,9 @@ def read_series(paths: Sequence[Path], calibration: str = "none") -> list[Series
     measurements, _ = read_files(paths, failures=True)
     of = calibrations(calibration)
     grouped: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Scored]]] = defaultdict(lambda: defaultdict(list))
-    for item in predict(measurements, estimate, peak_memory, of):
+    scored = predict(measurements, estimate, peak_memory, of)
+    device = _device_bytes(scored, of)
+    for item in scored:
         grouped[tuple(item.row.series.values())][item.layout].append(item)
     found = []
     for layouts in grouped.values():
@@ -183,16 +185,16 @@ def read_series(paths: Sequence[Path], calibration: str = "none") -> list[Series
         if sum(any(item.row.step_s for item in rows) for rows in kept) >= LEAST_LAYOUTS:
             first = kept[0][0].row
             shared = of(first.job)
-            found.append(Series(key=first.series, layouts=tuple(_layout(rows, of) for rows in kept), job=first.job, calibration=shared))
+            found.append(Series(key=first.series, layouts=tuple(_layout(rows, device) for rows in kept), job=first.job, calibration=shared))
     return found
 
 
-def _layout(rows: Sequence[Scored], of: Callable[[Job], Calibration]) -> Layout:
-    said = [_device_bytes(item, of) for item in rows]
+def _layout(rows: Sequence[Scored], device: Mapping[int, float]) -> Layout:
+    said = [device[id(item)] for item in rows]
     times = [item.row.step_s for item in rows if item.row.step_s]
     memory = [
-        item.row.memory_bytes + device - item.said.memory_bytes
-        for item, device in zip(rows, said, strict=True)
+        item.row.memory_bytes + on_device - item.said.memory_bytes
+        for item, on_device in zip(rows, said, strict=True)
         if item.row.memory_bytes and item.row.step_s
     ]
     return Layout(
@@ -206,6 +208,14 @@ def _layout(rows: Sequence[Scored], of: Callable[[Job], Calibration]) -> Layout:
     )
 
 
-def _device_bytes(item: Scored, of: Callable[[Job], Calibration]) -> float:
-    """Return the bytes on the device that the model says of a row."""
-    return float(np.ravel(estimate(item.row.job, Plan.table([item.row.plan]), of(item.row.job)).memory_bytes)[0])
+def _device_bytes(scored: Sequence[Scored], of: Callable[[Job], Calibration]) -> dict[int, float]:
+    """Return the bytes on the device that the model says of each row (by its id); the rows of a job are one table."""
+    by_job: dict[int, list[Scored]] = defaultdict(list)
+    for item in scored:
+        by_job[id(item.row.job)].append(item)
+    found: dict[int, float] = {}
+    for items in by_job.values():
+        job = items[0].row.job
+        said = estimate(job, Plan.table([item.row.plan for item in items]), of(job)).memory_bytes
+        found.update(zip(map(id, items), np.broadcast_to(said, (len(items),)).tolist(), strict=True))
+    return found

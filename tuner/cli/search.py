@@ -81,6 +81,8 @@ def _write(answer: SearchAnswer, question: dict[str, Any], folder: Path) -> list
 
     record = answer.record()
     files = {"search.json": json_text(record), "ranking.csv": ranking_csv(record), "job.yaml": _job_text(question)}
+    if answer.measured is not None and answer.measured.calibration:
+        files["calibration.yaml"] = answer.measured.calibration
     for name, text in files.items():
         write_file(folder / name, text)
     return list(files)

@@ -34,11 +34,11 @@ KERNELS = 100
 
 def questions(world: int, local: int, *, accelerated: bool, precision: str) -> list[Question]:
     """Return what is asked of `world` ranks, `local` of them on each node, kinds by turns, so that a short budget leaves some of each."""
-    kinds = [
+    kinds: list[list[Question]] = [
         _products(accelerated),
         _attention(accelerated),
-        [{"op": "stream", "bytes": size} for size in (STREAMS if accelerated else CPU_STREAMS)]
-        + [{"op": "issue"}, {"op": "launch", "repeats": KERNELS}],
+        [{"op": "issue"}, {"op": "launch", "repeats": KERNELS}]
+        + [{"op": "stream", "bytes": size} for size in (STREAMS if accelerated else CPU_STREAMS)],
         *([_messages(world, local, accelerated)] if world > 1 else []),
     ]
     longest = max(map(len, kinds))

@@ -86,18 +86,20 @@ class SlurmJob:
         if result := self.poll():
             return result
         write(self.trial.folder / STOP, why)
-        if self._ask(now=True).phase == "running":
-            self._wait(20.0)
+        if self._ask(now=True).phase == "running" and self._answered(20.0):
+            return self._save("stop", why)
         slurm_queue.cancel(self.job)
         deadline = time.monotonic() + 60
         while self._ask(now=True).phase in ("waiting", "running") and time.monotonic() < deadline:
             time.sleep(0.2)
         return self._save("stop", why)
 
-    def _wait(self, most_s: float) -> None:
+    def _answered(self, most_s: float) -> bool:
+        """Whether the supervisor wrote a result; its job ends by itself then."""
         deadline = time.monotonic() + most_s
         while read_result(self.trial.folder) is None and time.monotonic() < deadline:
             time.sleep(0.1)
+        return read_result(self.trial.folder) is not None
 
     def _ask(self, *, now: bool = False) -> slurm_queue.JobState:
         if now or time.monotonic() - self.asked >= self.every_s:
@@ -214,7 +216,8 @@ class SlurmRunner:
         options = (f"--jobid={self.allocation}", "--overlap")
         scripts = {LAUNCH: launch_script(self.site, trial, per, options, nodes), TASK: task}
         orders = self._orders(trial, per, cleanup=cancel_steps(trial, self.allocation), nodes=nodes)
-        running = supervised.start(trial, orders, scripts, {**os.environ, **secrets_of(self.site)})
+        environment = {**os.environ, **secrets_of(self.site), "SLURM_JOB_ID": self.allocation}
+        running = supervised.start(trial, orders, scripts, environment)
         self._started.append((running, nodes))
         return running
 

@@ -25,6 +25,8 @@ first=$(scontrol show hostnames "$nodes" | head -n 1)
 MASTER_ADDR=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 MASTER_PORT=$((20000 + RANDOM % 20000))
 export MASTER_ADDR MASTER_PORT"""
+# What salloc was asked for, which srun would take for each step.
+_FORGET = "unset SLURM_GPUS SLURM_NPROCS SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_NNODES SLURM_EXCLUSIVE"
 _CANCEL = """\
 for i in $(seq 20); do
     left=$(squeue --noheader --steps "--jobs=$1" --format='%i %j' | while read -r id name; do [ "$name" != "$2" ] || echo "$id"; done)
@@ -111,6 +113,8 @@ def launch_script(site: Site, trial: Trial, per: str, step: Sequence[str], nodes
     task = shlex.quote(f"{trial.folder.absolute()}/{TASK}")
     listed = shlex.quote(",".join(nodes)) if nodes else '"$SLURM_JOB_NODELIST"'
     lines = ["#!/bin/bash", "# Written by tuner: starts a trial's tasks on its nodes.", "set -eo pipefail", f"nodes={listed}", _ADDRESS]
+    if nodes:
+        lines.append(_FORGET)
     if per == "job":
         return "\n".join([*lines, f"exec bash {task}"]) + "\n"
     each = _tasks(trial, per)

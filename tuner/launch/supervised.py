@@ -161,11 +161,13 @@ def attach(trial: Trial, launcher: str, grace_s: float) -> Supervised | Ended | 
     """Return what an interrupted driver left of a trial. What still runs for a dead driver is ended first."""
     if result := read_result(trial.folder):
         return Ended(result)
+    patience_s = 0.0
     with contextlib.suppress(OSError, ValueError, KeyError):
         own = json.loads((trial.folder / SUPERVISOR).read_text(encoding="utf-8"))
         if alive(own["pid"], own["start"]) and alive(own["driver"], own["driver_start"]):
             return Supervised(trial, own["pid"], own["start"], grace_s, launcher)
-    left = end_all(lambda: marked(trial.folder), grace_s + _PATIENCE_S)
+        patience_s = _PATIENCE_S if alive(own["pid"], own["start"]) else 0.0  # it is just ending the trial itself
+    left = end_all(lambda: marked(trial.folder), grace_s + patience_s)
     if left:
         raise InfrastructureError(f"{trial.folder}: processes of an earlier run outlive SIGKILL: {', '.join(map(str, left))}")
     result = read_result(trial.folder)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from tuner.errors import InfrastructureError
 from tuner.files import write
 from tuner.launch.devices import devices, wait_free
 from tuner.launch.logs import LogReader
@@ -26,6 +27,7 @@ from tuner.launch.orders import LOG, SUPERVISOR, log_lines, put_aside, read_orde
 from tuner.launch.outcome import Cut, Ending, result_of
 from tuner.launch.processes import MARK, adopt_orphans, descendants, end_all, marked, reap, start_time
 from tuner.launch.secrets import mask
+from tuner.launch.slurm_queue import job_state
 from tuner.launch.trial import Result, json_text, read_trial
 
 if TYPE_CHECKING:
@@ -92,12 +94,19 @@ class Supervisor:
     def run(self) -> Result:
         """Run the command, once more after an infrastructure fault; return the result, which is in its file then."""
         trial, before = read_trial(self.folder), _restarts() if self.pipe is None else 0
+        earlier: Result | None = None
         for attempt in range(before + 1, max(self.orders.attempts, before + 1) + 1):
             if attempt > before + 1:
                 self._pause(self.orders.pause_s)
             put_aside(self.folder)
             ending = self._attempt(attempt) if attempt <= self.orders.attempts else _given_up(attempt)
-            result = result_of(trial, ending, log_lines(self.folder), self.orders.launcher)
+            result = after(earlier, result_of(trial, ending, log_lines(self.folder), self.orders.launcher))
+            if result.end in ("failed", "infrastructure") and (over := _job_over()):
+                if self.pipe is None:
+                    raise Abandoned  # whoever ended the job knows why: the driver asks the scheduler
+                result = result.replace(end="infrastructure", reason=f"{over}: {result.reason}"[:2000])
+                break
+            earlier = result
             if result.end != "infrastructure":
                 break
         return save_result(self.folder, result)
@@ -233,6 +242,25 @@ class Clock:
         if now - self.last >= self.orders.quiet_s:
             return "quiet", f"no line in its log for {self.orders.quiet_s:g} s"
         return "", ""
+
+
+def after(earlier: Result | None, result: Result) -> Result:
+    """Return the result of a second attempt with what the first one found out, where it ended no better."""
+    if earlier is None or result.end != "infrastructure":
+        return result
+    reason = result.reason if result.reason == earlier.reason else f"{result.reason} (first attempt: {earlier.reason})"
+    failed: Result = result.replace(reason=reason[:2000], failed_nodes=tuple(dict.fromkeys(earlier.failed_nodes + result.failed_nodes)))
+    return failed
+
+
+def _job_over() -> str:
+    """Return what became of the Slurm job that this runs in, "" while it runs: steps end before their job's script does."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    with contextlib.suppress(InfrastructureError):
+        state = job_state(job) if job else None
+        if state and (state.phase == "ended" or state.name == "COMPLETING"):
+            return f"Slurm job {job} is {state.name}"
+    return ""
 
 
 def _restarts() -> int:

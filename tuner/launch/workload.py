@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import TunerError
 from tuner.launch.limits import refusals
 from tuner.launch.trial import Trial, read_trial
+from tuner.plan import CP_KINDS
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +43,7 @@ def main() -> int:
     why = refusals(trial.job, trial.plan, trial.microbatches) + _about_this_machine(trial)
     if why:
         return _refuse(why)
-    _run(trial, balanced=options.routing == "balanced")
-    return 0
+    return _run(trial, balanced=options.routing == "balanced")
 
 
 def _options() -> argparse.Namespace:
@@ -81,7 +81,14 @@ def _about_this_machine(trial: Trial) -> list[str]:
     return []
 
 
-def _run(trial: Trial, *, balanced: bool) -> None:
+def _about_gpus(trial: Trial) -> list[str]:
+    ring = trial.plan.cp > 1 and trial.plan.cp_kind == CP_KINDS["p2p"]
+    if ring and trial.job.precision == "fp32":
+        return [f"cp = {trial.plan.cp} with cp_kind = p2p in fp32: fused attention on GPUs, which the ring merges, takes 16 bits"]
+    return []
+
+
+def _run(trial: Trial, *, balanced: bool) -> int:
     import torch
     import torch.distributed as dist
 
@@ -89,6 +96,8 @@ def _run(trial: Trial, *, balanced: bool) -> None:
     from tuner.launch.engine.training import Training
 
     device = _device()
+    if device.type == "cuda" and (why := _about_gpus(trial)):
+        return _refuse(why)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         if _rank() == 0:
@@ -101,6 +110,7 @@ def _run(trial: Trial, *, balanced: bool) -> None:
         torch.distributed.barrier()
     finally:
         dist.destroy_process_group()
+    return 0
 
 
 def _device() -> torch.device:

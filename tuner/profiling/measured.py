@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.errors import NothingFeasible, one_problem
+from tuner.errors import NothingFeasible, SpecError, one_problem
 from tuner.plan_text import plan_record
 from tuner.request import Problems, close, quantity, truth, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tuner.cost_model.calibration import Calibration
     from tuner.found import RankedPlan, SearchAnswer
     from tuner.job import Job
     from tuner.launch.runner import Runner
+    from tuner.launch.trial import Result
     from tuner.plan import Plan
     from tuner.profiling.campaign import Ended
     from tuner.profiling.limits import Limits
@@ -61,7 +62,8 @@ def wanted(request: Request) -> bool:
 
 def completed(request: Request) -> Request:
     """Return a question about measuring with what it leaves open: the built-in workload's own framework and space
-    where that is what runs."""
+    where that is what runs.
+    """
     if not wanted(request):
         return request
     workload = request.command is None and request.runner in (None, "local", "slurm")
@@ -169,7 +171,9 @@ def shared_ledger() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a measured search adds to an answer: how it ended, what ran, and where it is kept."""
+    """What a measured search adds to an answer: how it ended, what ran, where it is kept; calibration: the file of what it measured ("":
+    it does not clearly help).
+    """
 
     ended: Ended
     runner: str
@@ -179,6 +183,7 @@ class Measured:
     folder: Path
     drift: float | None
     slow_nodes: tuple[str, ...]
+    calibration: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -250,6 +255,24 @@ def ranked_after(job: Job, standing: Sequence[Standing], plans: Sequence[Plan], 
     return found
 
 
+def calibration_text(job: Job, plans: Sequence[Plan], results: Mapping[int, Result]) -> str:
+    """Return a calibration file of the measured runs, "" where they do not clearly help (accuracy/own.py)."""
+    from tuner.accuracy.own import own_calibration
+    from tuner.measurement import Measurement
+
+    timed = {index: result for index, result in results.items() if result.end == "ok" and result.step_s}
+    rows = [
+        Measurement(
+            id=f"run {index}", framework=job.framework.name, job=job, plan=plans[index], step_s=result.step_s, source="own", series={}
+        )
+        for index, result in timed.items()
+    ]
+    try:
+        return own_calibration(rows, "measured").text if rows else ""
+    except SpecError:  # a run is further off than another unit or job would be: nothing to build on
+        return ""
+
+
 def drift_of(ended: Ended) -> float | None:
     """Return by what factor the last repeat of a plan's run was slower than its first, None where none was repeated."""
     repeats = [entry for entry in ended.entries if entry.reference and entry.result.step_s]
@@ -316,6 +339,7 @@ def measure_search(
         folder=folder,
         drift=drift_of(ended),
         slow_nodes=slow(ended.entries, job.gpus),
+        calibration=calibration_text(job, plans, results),
     )
     return dataclasses.replace(
         answer,

@@ -38,9 +38,9 @@ def predict(curve: CollectiveCurve, op: str, table: Table, link: float) -> Any:
     return curve.latency(n) + PASSES[op] * size * ((n - 1) / n) / (link * curve.efficiency(n, size))
 
 
-def one_size(table: Table, op: str, link: float) -> tuple[float, Any]:
+def one_size(table: Table, op: str, link: float, smooth: float = 0.05) -> tuple[float, Any]:
     """Return latency and efficiencies at BYTES of one group size: smooth in the message, half counting more than int8 (which
-    the switch cannot reduce).
+    the switch cannot reduce). smooth: weight of the efficiencies' second differences beside the rows'.
     """
     members = table["members"][0]
     logs, weight = np.log(table["seconds"]), np.where(table["half"], 1.0, 0.3)
@@ -54,7 +54,7 @@ def one_size(table: Table, op: str, link: float) -> tuple[float, Any]:
         efficiency = positive(x[1:])
         at = efficiency[low] * (1.0 - share) + efficiency[low + 1] * share
         fit = weight * (np.log(positive(x[0]) + wire / at) - logs)
-        return np.concatenate([fit, 0.05 * np.diff(x[1:], 2)])
+        return np.concatenate([fit, smooth * np.diff(x[1:], 2)])
 
     start = [np.log(table["seconds"].min()), *np.log(np.linspace(0.1, 0.75, len(BYTES)))]
     x = minimise(residuals, start, OUTLIER)

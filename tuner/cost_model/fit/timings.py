@@ -1,7 +1,8 @@
 """Efficiency curves from a few dozen timings of one machine: what ships scaled by a level, or a curve of its own where the rows suffice.
 
-Three ways are tried for each kind of operator: the curve that would hold otherwise, the same with one level and one latency fitted to the
-rows (held near 1 by a penalty), and a curve of the rows alone. The one that tells held-out quarters of the rows best is taken.
+The ways that are tried for each kind of operator: the curve that would hold otherwise, the same with one level and one latency fitted to
+the rows (held near 1 by a penalty), a curve of the rows alone, and for collectives a latency and a rate. The one that tells held-out
+quarters of the rows best is taken.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FOLDS = 4
 SEEN = ((FOLDS - 1) / FOLDS) ** 2  # share of the rows that are left where a way is tried inside a quarter's rest
 LEVEL_DOUBT, LATENCY_DOUBT = 1.0, 2.0  # standard deviations of the logarithms of a level and of a latency before any row
 NOISE = 0.2  # of one timing, in its logarithm
+SMOOTH, STRAIGHT = 0.2, 3.0
 MOST_OFF = 3.0
 CLEARLY = 0.95
 COARSE = ((64.0, 256.0, 1024.0, 4096.0, 16384.0),) * 3
@@ -38,9 +40,15 @@ SMALL_MENU = ((16, 64, 1), (64, 64, 1), (128, 128, 1))  # of a processor that co
 ALL = (1.0, 1e12)
 
 
+def _nothing(_: Table) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """An operator's rows and how a curve tells them. own: fits a curve of its own, None where the rows are too few."""
+    """An operator's rows and how a curve tells them. own: fits a curve of its own, line: a latency and a rate; None where the rows are
+    too few, or there is no such way.
+    """
 
     name: str
     table: Table
@@ -48,12 +56,13 @@ class Kind:
     base: Curve
     predict: Callable[[Any, Table], Any]
     own: Callable[[Table], Curve | None]
+    line: Callable[[Table], Curve | None] = _nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What one kind of operator gave. way: shipped, level or own; before, after: median and 90th percentile of the errors on rows held out,
-    of the curve that would hold otherwise and of the one taken.
+    """What one kind of operator gave. way: shipped, level, own or line; before, after: median and 90th percentile of the errors on rows
+    held out, of the curve that would hold otherwise and of the one taken.
     """
 
     name: str
@@ -111,19 +120,25 @@ def linked(op: str, rows: Sequence[Timing], gpu: Gpu, link: float, base: Collect
     table = table_of(rows, gpu, "nccl", "")
 
     def own(part: Table) -> CollectiveCurve | None:
-        return _own_collective(part, op, link, base)
+        return _own_collective(part, op, link, base, SMOOTH)
+
+    def line(part: Table) -> CollectiveCurve | None:
+        return _own_collective(part, op, link, base, STRAIGHT)
 
     parts = folds(table["members"], table["bytes"], parts=FOLDS)
-    return Kind(name=op, table=table, parts=parts, base=base, predict=lambda c, t: links.predict(c, op, t, link), own=own)
+    return Kind(name=op, table=table, parts=parts, base=base, predict=lambda c, t: links.predict(c, op, t, link), own=own, line=line)
 
 
-def _own_collective(part: Table, op: str, link: float, base: CollectiveCurve) -> CollectiveCurve | None:
-    """Return a curve of the members that were measured; others keep what `base` has relative to the nearest that was."""
+def _own_collective(part: Table, op: str, link: float, base: CollectiveCurve, smooth: float) -> CollectiveCurve | None:
+    """Return a curve of the members that were measured; others keep what `base` has relative to the nearest that was.
+
+    smooth: how stiff the efficiency is over the bytes; STRAIGHT leaves a latency and a rate that grows or falls evenly.
+    """
     made = {}
     for i, members in enumerate(links.MEMBERS):
         rows = part.where(part["members"] == members)
         if len(rows) >= FEWEST["collective"] * SEEN:
-            made[i] = links.one_size(rows, op, link)
+            made[i] = links.one_size(rows, op, link, smooth)
     if not made:
         return None
     latency, efficiency = [], []
@@ -170,8 +185,8 @@ def _level(kind: Kind, table: Table) -> Curve:
 
 
 def _candidates(kind: Kind, table: Table) -> dict[str, Curve]:
-    own = kind.own(table)
-    return {"shipped": kind.base, "level": _level(kind, table)} | ({"own": own} if own is not None else {})
+    made = {"own": kind.own(table), "line": kind.line(table)}
+    return {"shipped": kind.base, "level": _level(kind, table)} | {way: curve for way, curve in made.items() if curve is not None}
 
 
 def _best(kind: Kind, table: Table, parts: Any) -> str:

@@ -14,27 +14,32 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tuner.launch.engine.mesh import Group
 
-# torch 2.13 renamed both and warns of the old names; torch 2.6 has only these.
-_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 def summed(x: Tensor, group: Group) -> Tensor:
     """Sum in place over a group, and return it."""
+    if group.paired:
+        return x.add_(_other_end(x, group))
     if group.size > 1:
         dist.all_reduce(x, group=group.handle)
     return x
 
 
+def _other_end(x: Tensor, group: Group) -> Tensor:
+    theirs, peer = torch.empty_like(x), group.ranks[1 - group.index]
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer, group.handle), dist.P2POp(dist.irecv, theirs, peer, group.handle)]):
+        work.wait()
+    return theirs
+
+
 def gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> dist.Work | None:
     """Gather everyone's `x` into `out`, in the order of ranks."""
-    work: dist.Work | None = _gather_into(out, x, group=group.handle, async_op=not wait)
+    work: dist.Work | None = dist.all_gather_single(out, x, group=group.handle, async_op=not wait)
     return work
 
 
 def scatter_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> dist.Work | None:
     """Sum everyone's `x` and leave this rank's share of it in `out`."""
-    work: dist.Work | None = _scatter_into(out, x, group=group.handle, async_op=not wait)
+    work: dist.Work | None = dist.reduce_scatter_single(out, x, group=group.handle, async_op=not wait)
     return work
 
 
@@ -63,7 +68,7 @@ class _Copy(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return summed(grad.clone(), ctx.group), None
 
 
@@ -74,7 +79,7 @@ class _Sum(torch.autograd.Function):
         return summed(x.clone(), group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         del ctx
         return grad, None
 
@@ -86,7 +91,7 @@ class _Gather(torch.autograd.Function):
         return gathered(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return scattered(grad, ctx.group), None
 
 
@@ -97,7 +102,7 @@ class _Scatter(torch.autograd.Function):
         return scattered(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return gathered(grad, ctx.group), None
 
 
@@ -110,7 +115,7 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(x, sent, taken, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchanged(grad, ctx.taken, ctx.sent, ctx.group), None, None, None
 
 

@@ -131,10 +131,9 @@ def _attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
     """Return the gradients of q, k, v; out and lse are those over all keys, of which k is a part."""
     if not q.is_cuda:
         return list(_aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, is_causal))
-    none = torch.empty(0, device=q.device)
     seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
     offset = torch.zeros((), dtype=torch.uint64, device=q.device)
-    args = (grad, q, k, v, out, lse, none, none, q.shape[2], k.shape[2], 0.0, is_causal, seed, offset)
+    args = (grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, is_causal, seed, offset)
     return list(_aten._scaled_dot_product_flash_attention_backward(*args))
 
 
@@ -178,7 +177,7 @@ class _Ring(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, out, lse = ctx.saved_tensors
         group: Group = ctx.group
         dq = torch.zeros_like(q, dtype=torch.float32)

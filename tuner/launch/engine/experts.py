@@ -35,6 +35,9 @@ class Routing:
 class Router(Parts):
     """Scores of a token's experts: a softmax over all, renormalised over the chosen ones."""
 
+    weight: Tensor
+    bias: Tensor
+
     def __init__(self, key: str, tp: TensorParallel, model: Model, moe: Moe, routing: Routing) -> None:
         super().__init__()
         self.experts, self.top_k, self.balanced, self.biased = moe.experts, moe.top_k, routing.balanced, moe.router_bias
@@ -57,6 +60,9 @@ class Router(Parts):
 class Experts(Parts):
     """The experts that a rank holds: gated or plain MLPs, each over the tokens that were sent to it."""
 
+    up: Tensor
+    down: Tensor
+
     def __init__(self, key: str, model: Model, moe: Moe, ep: Group, modules: frozenset[str]) -> None:
         super().__init__()
         self.held, self.gates, self.remake = moe.experts // ep.size, 2 if model.gated_mlp else 1, "moe_act" in modules
@@ -68,7 +74,7 @@ class Experts(Parts):
 
     def forward(self, x: Tensor, counts: list[int]) -> Tensor:
         """Return the outputs for tokens sorted by expert, of which expert i has counts[i]."""
-        parts = [self._one(tokens, i) for i, tokens in enumerate(x.split(counts))]
+        parts = [self._one(tokens, i) for i, tokens in enumerate(torch.split(x, counts))]
         return torch.cat(parts)
 
     def _one(self, x: Tensor, expert: int) -> Tensor:

@@ -50,6 +50,7 @@ class ShardedWeights:
             if group.index < len(pieces):
                 local(owner.get_parameter(name)).detach().copy_(pieces[group.index])
 
+    @torch.no_grad()
     def step(self) -> None:
         """Sum what tensor-parallel ranks hold in part, update, and clear the gradients."""
         for group, wanted in ((self.mesh.tp, "tp"), (self.mesh.copies, "copies"), (self.mesh.ends, "ends")):
@@ -72,7 +73,7 @@ def _sum_together(parts: list[Tensor], group: Group) -> None:
     if group.size == 1 or not parts:
         return
     flat = collectives.summed(torch.cat([part.flatten() for part in parts]), group)
-    for part, whole in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+    for part, whole in zip(parts, torch.split(flat, [part.numel() for part in parts]), strict=True):
         part.copy_(whole.view_as(part))
 
 

@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Ranks that work together: in their order, this one's place, and torch's group (None where it is alone)."""
+    """Ranks that work together: in their order, this one's place, and torch's group (None where it is alone).
+
+    paired: these are two ranks of a larger group of torch's, which exchange what others sum.
+    """
 
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None
+    paired: bool = False
 
     @property
     def size(self) -> int:
@@ -56,7 +60,10 @@ class Mesh:
 
 @cache
 def handle_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """Return torch's group of these ranks, of which this is one; a process makes each once, since torch names it after its ranks."""
+    """Return torch's group of these ranks, of which this is one; a process makes each once.
+
+    torch 2.13 names such a group after its ranks and the count of groups that this process has, so all ranks must make equally many.
+    """
     if ranks == tuple(range(dist.get_world_size())):
         return dist.group.WORLD  # type: ignore[return-value]
     made = dist.new_group(list(ranks), use_local_synchronization=True)
@@ -83,6 +90,7 @@ def mesh_of(plan: Plan, kv_heads: int, device: torch.device) -> Mesh:
     shard = _shard_ranks(plan, len(replicas))
     mine = replicas.index(rank)
     alike = max(tp // kv_heads, 1)
+    pp_group = make(range(place, world, within))
     return Mesh(
         device=device,
         world=world,
@@ -90,16 +98,22 @@ def mesh_of(plan: Plan, kv_heads: int, device: torch.device) -> Mesh:
         replica=place // (tp * cp),
         tp=make(range(rank - t, rank - t + tp)),
         cp=make(range(rank - c * tp, rank - c * tp + cp * tp, tp)),
-        pp=make(range(place, world, within)),
+        pp=pp_group,
         replicas=make(replicas),
         shards=make(replicas[mine // shard * shard :][:shard]),
         twins=make(replicas[mine % shard :: shard]),
         ep=make(range(start + place // ep * ep, start + place // ep * ep + ep)),
         expert_replicas=make(range(start + place % ep, start + within, ep)),
         copies=make(range(rank - t % alike, rank - t % alike + alike)),
-        ends=make([place, place + (pp - 1) * within] if pp > 1 else [rank]),
+        ends=_ends(pp_group),
         alone=make([rank]),
     )
+
+
+def _ends(pp: Group) -> Group:
+    if pp.size == 1 or pp.index not in (0, pp.size - 1):
+        return Group(ranks=(pp.ranks[pp.index],), index=0, handle=None)
+    return Group(ranks=(pp.ranks[0], pp.ranks[-1]), index=int(pp.index > 0), handle=pp.handle, paired=True)
 
 
 def _shard_ranks(plan: Plan, replicas: int) -> int:

@@ -132,8 +132,9 @@ class ReplicatedWeights:
             if overlap and bucket.missing == 0:
                 bucket.launch()
 
-        parameter.register_post_accumulate_grad_hook(collect)
+        parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
 
+    @torch.no_grad()
     def step(self) -> None:
         """Reduce, update, and clear the gradients."""
         for bucket in self.buckets:

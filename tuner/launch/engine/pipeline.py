@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
-from torch.distributed.pipelining import Schedule1F1B as Schedule1F1BOfOneChunk
 
 from tuner.launch.engine.tensor_parallel import summed_loss
 from tuner.launch.engine.transformer import Setting, Stage, compute_type
@@ -15,6 +13,8 @@ from tuner.plan import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch.distributed.pipelining import PipelineStage
 
 _NAMES = {code: name for name, code in SCHEDULES.items()}
 
@@ -49,20 +49,24 @@ class Pipeline:
         return total
 
     def _schedule(self) -> Any:
+        from torch.distributed import pipelining  # takes a second to import
+
         plan, pp = self.setting.plan, self.setting.mesh.pp
         count = pp.size * int(plan.vpp)
-        stages = [self._stage(chunk, pp.index + i * pp.size, count) for i, chunk in enumerate(self.chunks)]
+        stages: list[Any] = [self._stage(chunk, pp.index + i * pp.size, count) for i, chunk in enumerate(self.chunks)]
         options: dict[str, Any] = {"n_microbatches": self.microbatches, "loss_fn": self.loss, "scale_grads": False}
         name = _NAMES[int(plan.schedule)]
         if name == "zb-1p":
-            return ScheduleInterleavedZeroBubble(stages, **options)
+            return pipelining.ScheduleInterleavedZeroBubble(stages, **options)
         if len(stages) > 1:
-            return ScheduleInterleaved1F1B(stages, **options)
-        kind = ScheduleGPipe if name == "gpipe" else Schedule1F1BOfOneChunk
+            return pipelining.ScheduleInterleaved1F1B(stages, **options)
+        kind: Any = pipelining.ScheduleGPipe if name == "gpipe" else pipelining.Schedule1F1B
         return kind(stages[0], **options)
 
     def _stage(self, chunk: Stage, index: int, count: int) -> PipelineStage:
         """Return torch's stage, told its shapes: what it would else find out by a run of the first micro batch."""
+        from torch.distributed.pipelining import PipelineStage
+
         job, plan, mesh, tp = self.setting.job, self.setting.plan, self.setting.mesh, self.setting.tp
         batch, seq, dtype = int(plan.micro_batch), job.seq_len // mesh.cp.size, compute_type(job.precision)
         tokens = torch.empty(batch, seq, dtype=torch.long, device="meta")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 
-def recomputed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+def recomputed(function: Callable[..., Tensor], *args: Tensor | None) -> Tensor:
     """Return function(*args), run again in the backward from its inputs alone."""
     result: Tensor = checkpoint(function, *args, use_reentrant=False)
     return result

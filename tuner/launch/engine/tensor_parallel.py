@@ -63,6 +63,9 @@ def taker(dim: int, index: slice) -> Callable[[Tensor], Tensor]:
 class Columns(Parts):
     """y = x W^T + b with the rows of W (groups, width, hidden) cut along `width`: `groups` stacked matrices of one width."""
 
+    weight: Tensor
+    bias: Tensor
+
     def __init__(self, key: str, tp: TensorParallel, *, groups: int, width: int, inputs: int, bias: bool) -> None:
         super().__init__()
         cut, self.inputs = tp.share(width), inputs
@@ -72,12 +75,16 @@ class Columns(Parts):
         self.biased = bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return y of a whole x, (..., groups x width / tp)."""
         bias = self.bias.flatten() if self.biased else None
         return F.linear(x, self.weight.view(-1, self.inputs), bias)
 
 
 class Rows(Parts):
     """y = x W^T with the columns of W cut, partial: `TensorParallel.leave` sums it, then `bias` is added."""
+
+    weight: Tensor
+    bias: Tensor
 
     def __init__(self, key: str, tp: TensorParallel, *, width: int, inputs: int, bias: bool) -> None:
         super().__init__()
@@ -88,12 +95,16 @@ class Rows(Parts):
             self.hold("bias", tp.replicated(f"{key}.bias", (width,)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return y, cut along the sequence where sequences are."""
         y = self.tp.leave(F.linear(x, self.weight))
         return y + self.bias if self.biased else y
 
 
 class Norm(Parts):
     """Root-mean-square or layer norm over the last dimension."""
+
+    weight: Tensor
+    bias: Tensor
 
     def __init__(self, key: str, tp: TensorParallel, *, width: int, layer: bool, always: bool = False) -> None:
         super().__init__()
@@ -103,6 +114,7 @@ class Norm(Parts):
             self.hold("bias", tp.replicated(f"{key}.bias", (width,), always=always))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x, normalised."""
         if self.layer:
             return F.layer_norm(x, (self.width,), self.weight, self.bias, EPSILON)
         return F.rms_norm(x, (self.width,), self.weight, EPSILON)
@@ -122,12 +134,15 @@ def vocabulary_part(vocab: int, hidden: int, tp: TensorParallel, key: str, *, ti
 class Embedding(Parts):
     """Token embedding with the vocabulary cut over the group: (batch, seq) tokens to (seq, batch, hidden)."""
 
+    weight: Tensor
+
     def __init__(self, part: Part, tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
         self.hold("weight", part)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the rows of the tokens, cut along the sequence where sequences are."""
         tokens = tokens.t()
         if self.tp.group.size == 1:
             return F.embedding(tokens, self.weight)
@@ -140,6 +155,8 @@ class Embedding(Parts):
 class Head(Parts):
     """Logits of this rank's share of the vocabulary: (seq, batch, hidden) to (seq, batch, vocab / tp)."""
 
+    weight: Tensor
+
     def __init__(self, part: Part, tp: TensorParallel, shared: Embedding | None) -> None:
         super().__init__()
         self.tp = tp
@@ -148,6 +165,7 @@ class Head(Parts):
             self.hold("weight", part)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return logits of whole sequences."""
         weight = self.weight if self.table is None else self.table.weight
         return F.linear(self.tp.enter(x), weight)
 
@@ -175,7 +193,7 @@ class _VocabularyLoss(torch.autograd.Function):
         return (sums[0].log() - sums[1]).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         probability, local, inside = ctx.saved_tensors
         probability.scatter_add_(-1, local[..., None], -inside.to(probability.dtype)[..., None])
         return (probability * grad).to(ctx.dtype), None, None, None

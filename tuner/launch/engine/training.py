@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tuner.launch.engine.context_parallel import positions
 from tuner.launch.engine.experts import Routing
-from tuner.launch.engine.fully_sharded import ShardedWeights
 from tuner.launch.engine.mesh import Mesh, mesh_of
 from tuner.launch.engine.optimizer import ReplicatedWeights, norm_of_parts
 from tuner.launch.engine.pipeline import Pipeline
@@ -22,6 +21,7 @@ from tuner.launch.engine.transformer import Setting, Stage, compute_type
 
 if TYPE_CHECKING:
     from tuner.job import Job
+    from tuner.launch.engine.fully_sharded import ShardedWeights
     from tuner.plan import Plan
 
 DATA_SEED = 77
@@ -59,6 +59,8 @@ class Training:
     def _weights(self) -> ReplicatedWeights | ShardedWeights:
         dtype, zero = compute_type(self.job.precision), int(self.plan.zero)
         if zero >= 2:
+            from tuner.launch.engine.fully_sharded import ShardedWeights  # FSDP2 takes a second to import
+
             return ShardedWeights(self.chunks, self.mesh, dtype=dtype, reshard=zero == 3)
         overlap = bool(self.plan.dp_overlap)
         return ReplicatedWeights(self.chunks, self.mesh, dtype=dtype, microbatches=self.microbatches, overlap=overlap)

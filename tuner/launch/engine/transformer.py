@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -96,6 +96,9 @@ _CONTEXT = {
 class KeyValues(Parts):
     """Key and value projections of a rank's key heads."""
 
+    weight: Tensor
+    bias: Tensor
+
     def __init__(self, key: str, setting: Setting, *, bias: bool) -> None:
         super().__init__()
         model, tp, copies = setting.job.model, setting.tp.group, setting.mesh.copies
@@ -104,14 +107,16 @@ class KeyValues(Parts):
         cut = taker(1, slice(first, first + each))
         self.width, self.inputs, self.biased = model.head_dim, model.hidden, bias
         shape = (2, model.kv_heads, model.head_dim, model.hidden)
-        sums = "copies" if copies.size > 1 else ""
+        sums: Literal["", "copies"] = "copies" if copies.size > 1 else ""
         self.hold("weight", Part(key=f"{key}.weight", shape=shape, deviation=model.hidden**-0.5, cut=cut, sums=sums, copies=copies.size))
         if bias:
             self.hold("bias", Part(key=f"{key}.bias", shape=shape[:3], deviation=0.0, cut=cut, sums=sums, copies=copies.size))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values, (seq, batch, heads, head_dim) each."""
         bias = self.bias.flatten() if self.biased else None
-        both = F.linear(x, self.weight.view(-1, self.inputs), bias).unflatten(-1, (2, -1, self.width))
+        both = F.linear(x, self.weight.view(-1, self.inputs), bias)
+        both = both.view(*x.shape[:2], 2, -1, self.width)
         return both[..., 0, :, :], both[..., 1, :, :]
 
 
@@ -141,6 +146,7 @@ class Mlp(nn.Module):
         self.down = Rows(f"{key}.down", setting.tp, width=model.hidden, inputs=width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output for a whole x, cut along the sequence where sequences are."""
         return self.down(activated(self.up(x), self.gates))  # type: ignore[no-any-return]
 
 
@@ -209,6 +215,8 @@ def _experts(key: str, setting: Setting) -> MixtureOfExperts:
 
 class Stage(Parts):
     """A model chunk: some layers, the embedding if it is the first, the head if it is the last."""
+
+    learned: Tensor
 
     def __init__(self, layers: range, setting: Setting, *, first: bool, last: bool) -> None:
         super().__init__()

@@ -34,6 +34,7 @@ HOST = re.compile(
 MACHINE = re.compile(
     r"\bDUE TO (?:NODE FAILURE|PREEMPTION|TIME LIMIT|SYSTEM)|\b[Nn]ode failure\b|\bNODE_FAIL\b|\buncorrectable (?:NVLINK|NVLink|ECC)\b"
     r"|\b[Dd]ouble[- ][Bb]it ECC\b|\bECC error encountered\b|\bNVRM: Xid\b|\bGPU (?:is lost|has fallen off the bus)"
+    r"|^srun: error: (?:Slurm job \d{1,12} has expired|Unable to (?:create step|confirm allocation|allocate resources))"
     r"|\bno CUDA-capable device\b|\bNo space left on device\b|\bDisk quota exceeded\b|\bStale file handle\b|\bRemote I/O error\b"
     r"|\[Errno 5\]|\bsystem not yet initialized\b|\bNVML: Driver/library version mismatch\b"
 )
@@ -123,7 +124,7 @@ class Faults:
             if len(self.inside) < MOST_SOURCES:
                 self.inside[source] = "ignored" if TRACEBACK not in text else "ignored frame" if before == "ignored" else "frame"
             return None
-        if not before or not text.strip():
+        if not before or not text.strip() or text.startswith(SCHEDULER):
             return None
         if text[:1].isspace():
             self.inside[source] = "frame" if before == "other" else before
