@@ -33,7 +33,7 @@ CPU = "cpu-core"
 LOCAL_JOB = {"seq_len": "128", "global_batch": "16"}
 MOST_COUNTS = 64
 LARGEST = 10_000_000
-FLAGS = ("all", "no_cache")
+FLAGS = ("all", "no_cache", "full_steps", "proxy")
 ATTENTION: tuple[str, ...] = get_args(AttentionKernel)
 TASKS: tuple[str, ...] = get_args(Task)
 _COUNT = re.compile(r"(\d{1,3}(?:[,_]\d{3})+|\d{1,12})\s*([kKmM]?)")
@@ -83,6 +83,8 @@ class Request:
     command: Any = None
     storage: Any = None
     no_cache: Any = None
+    full_steps: Any = None
+    proxy: Any = None
     folder: Any = None
     plan: Any = None
 

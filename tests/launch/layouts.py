@@ -39,7 +39,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A plan of a model on some ranks. broken: what the worker leaves out on purpose; microbatches, routing: as for a trial."""
+    """A plan of a model on some ranks. broken: what the worker leaves out on purpose; microbatches, routing: as for a trial;
+    turns: counts of micro batches that steps hold in turn, like 2,4.
+    """
 
     ranks: int
     knobs: str
@@ -48,6 +50,7 @@ class Layout:
     attention: str = "flash"
     global_batch: int = 8
     microbatches: int = 0
+    turns: str = ""
     routing: str = "balanced"
     broken: str = ""
 
@@ -58,10 +61,13 @@ class Layout:
     @property
     def reference(self) -> Layout:
         """The same training on one rank, unsharded, a sequence at a time."""
-        batch = self.global_batch
+        batch, sequences = self.global_batch, int(self.plan.micro_batch * self.plan.dp(self.ranks))
         if self.microbatches:
-            batch = self.microbatches * int(self.plan.micro_batch * self.plan.dp(self.ranks))
-        return dataclasses.replace(self, ranks=1, knobs="tp=1", microbatches=0, broken="", precision="fp32", global_batch=batch)
+            batch = self.microbatches * sequences
+        turns = ",".join(str(int(count) * sequences) for count in self.turns.split(",") if count)
+        return dataclasses.replace(
+            self, ranks=1, knobs="tp=1", microbatches=0, turns=turns, broken="", precision="fp32", global_batch=batch
+        )
 
     @property
     def plan(self) -> Plan:

@@ -37,6 +37,8 @@ FOUR = [
               "pp=2,vpp=2,zero=1,dp_overlap=1", "pp=2,zero=3,dp_overlap=1", "pp=2,vpp=2,zero=3,dp_overlap=1,recompute=full:2",
               "tp=2,zero=3,dp_overlap=1,sp=1", "tp=2,cp=2,sp=1", "cp=2,zero=3,dp_overlap=1", "cp=2,zero=1", "cp=2,pp=2,cp_kind=a2a"),
     *of_ranks(4, "llama", "pp=2,zero=1,dp_overlap=1", microbatches=2),
+    *of_ranks(4, "llama", "pp=2,zero=1,dp_overlap=1", "pp=2,vpp=2,zero=3,dp_overlap=1", "pp=2,tp=2,schedule=zb-1p", turns="2,4"),
+    *of_ranks(4, "llama", "zero=0,dp_overlap=1", turns="2,1"),
     *of_ranks(4, "gpt", "tp=2,pp=2,sp=1", "pp=2,zero=1"),
     *of_ranks(4, "odd", "tp=4,sp=1"),
     *of_ranks(4, "moe", "pp=2,ep=2", "ep=4,zero=1", "ep=2,zero=3,dp_overlap=1", "tp=2,sp=1,ep=2,zero=3,dp_overlap=1", "tp=2,sp=1,ep=4",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_a_trial_comes_back_from_its_folder(tmp_path: Path) -> None:
-    trial = Trial(number=7, job=gpt_job(), plan=Plan(tp=2, recompute=128), folder=tmp_path, steps=5, wall_s=60.0)
+    trial = Trial(number=7, job=gpt_job(), plan=Plan(tp=2, recompute=128), folder=tmp_path, steps=5, wall_s=60.0, short=(2, 4))
     (tmp_path / TRIAL).write_text(json_text(trial.record()))
     assert read_trial(tmp_path) == trial
 

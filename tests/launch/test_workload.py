@@ -9,6 +9,8 @@ import pytest
 
 from tests.launch.layouts import Layout, torchrun
 from tuner.launch import workload
+from tuner.launch.logs.formats import WORKLOAD
+from tuner.launch.outcome import Ending, result_of
 from tuner.launch.trial import TRIAL, Trial, json_text
 
 if TYPE_CHECKING:
@@ -37,8 +39,30 @@ def test_a_trial_runs_from_its_folder(tmp_path: Path) -> None:
     assert sorted(rank["rank"] for rank in ranks) == [0, 1]
     assert all(rank["host_peak_bytes"] > 10**7 and rank["compute_s"] > 0 for rank in ranks)
     assert set(ranks[0]) == {"rank", "max_allocated_bytes", "max_reserved_bytes", "host_peak_bytes", "compute_s"}
+    assert [step["microbatches"] for step in steps] == [4, 4, 4]
     assert len(versions) == 1
     assert {"tuner", "python", "torch"} <= set(versions[0])
+
+
+def test_short_steps_say_what_the_whole_step_takes(tmp_path: Path) -> None:
+    """Loosely, as the machine may be busy: the median of whole steps and the line through short ones, of one plan in two launches."""
+    layout = Layout(ranks=2, knobs="pp=2", global_batch=64)
+    found = []
+    for name, short in (("whole", None), ("short", (2, 4))):
+        folder = tmp_path / name
+        folder.mkdir()
+        trial = Trial(number=1, job=layout.job, plan=layout.plan, folder=folder, steps=12, warmup=4, short=short)
+        (folder / TRIAL).write_text(json_text(trial.record()))
+        done = torchrun(2, "tuner.launch.workload", "--trial", str(folder))
+        assert done.returncode == 0, done.stderr
+        found.append(result_of(trial, Ending(exit_code=0), done.stdout.splitlines(), WORKLOAD))
+    whole, line = found
+    pinned = int(layout.plan.microbatches(2, 64))
+    assert [(result.end, result.steps) for result in found] == [("ok", 8), ("ok", 8)]
+    assert (whole.basis, line.basis) == ("", f"steps of 2 and 4 of {pinned} micro batches")
+    assert whole.step_s is not None
+    assert line.step_s is not None
+    assert whole.step_s / 8 < line.step_s < whole.step_s * 8  # two or four of 64 micro batches alone would be 16 times off
 
 
 @pytest.fixture

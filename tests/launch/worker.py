@@ -30,7 +30,11 @@ def trained(layout: Layout) -> dict[str, Any]:
         return {"error": f"refused: {refused}"}
     routing = Routing(balanced=layout.routing == "balanced")
     training = Training(layout.job, layout.plan, torch.device("cpu"), microbatches=layout.microbatches, routing=routing)
-    losses = [training.mean_loss(training.step(training.batch(step))) for step in range(STEPS)]
+    turns, losses = [int(count) for count in layout.turns.split(",") if count], []
+    for step in range(STEPS):
+        if turns:
+            training.hold(turns[step % len(turns)])
+        losses.append(training.mean_loss(training.step(training.batch(step))))
     return {"losses": losses, "norm": training.parameter_norm()}
 
 

@@ -211,6 +211,16 @@ class MeasureOptions:
             panel=MEASURE,
         ),
     ] = None
+    full_steps: Annotated[
+        bool,
+        typer.Option(
+            "--full-steps", help="Run whole steps; else steps of a few micro batches where that saves half", rich_help_panel=MEASURE
+        ),
+    ] = False
+    proxy: Annotated[
+        bool,
+        typer.Option("--proxy", help="Run a few layers of each plan on one node; the model extrapolates", rich_help_panel=MEASURE),
+    ] = False
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Run plans again that an earlier search on this machine measured", rich_help_panel=MEASURE)
     ] = False

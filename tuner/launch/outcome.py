@@ -7,8 +7,9 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tuner.launch.logs import parse_log, timed
+from tuner.launch.logs import parse_log
 from tuner.launch.logs.formats import WORKLOAD
+from tuner.launch.step_time import step_time
 from tuner.launch.trial import Result
 
 if TYPE_CHECKING:
@@ -43,22 +44,16 @@ class Ending:
 def result_of(trial: Trial, ending: Ending, lines: Sequence[str], launcher: str) -> Result:
     """Return the result of a run with this log, which was written in the format of `launcher`."""
     parsed = parse_log(lines, launcher)
-    timing = timed(parsed, trial.job, warmup=trial.warmup, sequences=_sequences(trial))
+    timing = step_time(trial, parsed)
     end, reason = _end(trial, ending, parsed, timing is not None)
     return Result(
         end=end, reason=reason[:2000], exit_code=ending.exit_code, steps=timing.steps if timing else 0,
         step_s=timing.step_s if timing else None, spread_s=timing.spread_s if timing else None,
         memory_bytes=max(parsed.memory_bytes.values(), default=None), memory_kind=parsed.memory_kind, nodes=ending.nodes,
         started=ending.started, ended=ending.ended, attempts=ending.attempts,
-        versions=dict(parsed.versions), slowest_ranks=slowest(parsed.compute_s),
+        basis=timing.basis if timing else "", versions=dict(parsed.versions), slowest_ranks=slowest(parsed.compute_s),
         failed_nodes=tuple(dict.fromkeys(_NODE.findall(reason))) if end == "infrastructure" else (),
     )  # fmt: skip
-
-
-def _sequences(trial: Trial) -> int | None:
-    """Return the sequences of one step of the run, None for the job's global batch."""
-    plan = trial.plan
-    return trial.microbatches * int(plan.micro_batch) * int(plan.dp(trial.job.gpus)) if trial.microbatches else None
 
 
 def slowest(compute_s: Mapping[int, float]) -> tuple[int, ...]:

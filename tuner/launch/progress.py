@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tuner.launch.logs import LogReader, timed
+from tuner.launch.logs import LogReader
 from tuner.launch.orders import LOG, read_orders
+from tuner.launch.step_time import LEAST, step_time
 
 if TYPE_CHECKING:
     from tuner.launch.trial import Trial
@@ -22,12 +23,12 @@ class Progress:
     median_s: float | None = field(default=None)
 
     def step_s(self) -> float | None:
-        """Return the median seconds of the timed steps so far, None while there are fewer than two."""
+        """Return the seconds of a step by the timed ones so far, None while these are too few."""
         data = self._news()
         if data and self.reader is not None:
             self.reader.write(data)
-            timing = timed(self.reader.parsed(), self.trial.job, warmup=self.trial.warmup)
-            self.median_s = timing.step_s if timing is not None and timing.steps >= 2 else None
+            timing = step_time(self.trial, self.reader.parsed())
+            self.median_s = timing.step_s if timing is not None and timing.steps >= (LEAST if self.trial.short else 2) else None
         return self.median_s
 
     def _news(self) -> bytes:

@@ -25,8 +25,9 @@ class Trial:
     """number: its place in the search; folder: its own, where runner and workload write; steps: optimizer steps to run, of which the
     first `warmup` are not timed; wall_s: it is stopped past this many seconds; quiet_s: and when its log stands still this long.
 
-    microbatches: micro batches that a step of the run holds (0: those of the job's global batch); a shorter step is a cheaper run, and
-    two counts give the pinned batch's time as a + b x microbatches. exclude: nodes to leave out, where the runner chooses nodes.
+    microbatches: micro batches that a step of the run holds (0: those of the job's global batch); short: the run's steps hold these two
+    counts in turn, and the result is what they say of the job's global batch (see short_steps.py; the built-in workload
+    alone does so). exclude: nodes to leave out, where the runner chooses nodes.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Trial:
     steps: int = 8
     warmup: int = 3
     microbatches: int = 0
+    short: tuple[int, int] | None = None
     wall_s: float = 600.0
     quiet_s: float = 120.0
     exclude: tuple[str, ...] = ()
@@ -51,6 +53,8 @@ def read_trial(folder: Path) -> Trial:
     path = folder / TRIAL
     data = dict(parse_json(read_text(path), str(path)))
     job = load_spec(Job, data.pop("job"), str(path), units=False)
+    short = data.pop("short", None)
+    data["short"] = tuple(short) if short else None
     own = {"job": job, "plan": Plan(**data.pop("plan")), "folder": folder, "exclude": tuple(data.pop("exclude", ()))}
     return Trial(**data | own)
 
@@ -64,6 +68,8 @@ class Result(Spec):
     memory_bytes: peak of the fullest rank, of what memory_kind says. reason: the first real line of what went wrong, or the limit that
     stopped it. nodes: where it ran; failed_nodes: those of them that failed under it, where the scheduler says so. started, ended:
     seconds since 1970. versions: of what ran it. attempts: runs it took.
+    basis: how step_s was made, in words, where it is not the median of whole steps; extrapolated: by what share (one standard
+    deviation) step_s may be off because the cost model had a part in it (0: it had none).
     slowest_ranks: ranks whose own compute time stands out, slowest first, where the workload tells.
     """
 
@@ -82,6 +88,8 @@ class Result(Spec):
     attempts: Annotated[int, Field(ge=1)] = 1
     failed_nodes: tuple[str, ...] = ()
     slowest_ranks: tuple[int, ...] = ()
+    basis: str = ""
+    extrapolated: Annotated[float, Field(ge=0)] = 0.0
 
 
 def read_result(folder: Path) -> Result | None:

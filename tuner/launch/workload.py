@@ -1,10 +1,10 @@
 """The built-in workload: `python -m tuner.launch.workload --trial FOLDER`, one process a rank, started by torchrun.
 
-Prints `tuner-versions {...}` once, `tuner-step {"step", "seconds", "loss"}` by rank 0 (seconds from barrier to barrier: forward, backward,
-collectives and optimizer; loss: the mean over the global batch, in nats), and at the end by every rank `tuner-rank {"rank",
-"max_allocated_bytes", "max_reserved_bytes", "host_peak_bytes", "compute_s"}` (null on CPUs, where torch counts no allocations; compute_s:
-seconds of a fixed product that every rank runs alone, which tells a slow device). A plan that it cannot run ends with
-`tuner-refused: WHY` lines and exit code 2.
+Prints `tuner-versions {...}` once, `tuner-step {"step", "seconds", "loss", "microbatches"}` by rank 0 (seconds from barrier to barrier:
+forward, backward, collectives and optimizer; loss: the mean over the step's sequences, in nats; microbatches: of one replica), and at the
+end by every rank `tuner-rank {"rank", "max_allocated_bytes", "max_reserved_bytes", "host_peak_bytes", "compute_s"}` (null on CPUs, where
+torch counts no allocations; compute_s: seconds of a fixed product that every rank runs alone, which tells a slow device). A plan that it
+cannot run ends with `tuner-refused: WHY` lines and exit code 2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
         trial = read_trial(options.trial)
     except TunerError as error:
         return _refuse(str(error).splitlines())
-    why = refusals(trial.job, trial.plan, trial.microbatches) + _about_this_machine(trial)
+    why = [*dict.fromkeys(line for count in _counts(trial) for line in refusals(trial.job, trial.plan, count)), *_about_this_machine(trial)]
     if why:
         return _refuse(why)
     return _run(trial, balanced=options.routing == "balanced")
@@ -54,6 +54,11 @@ def _options() -> argparse.Namespace:
         help="tokens to experts in turn, as in published throughput runs, or as the router scores them",
     )  # fmt: skip
     return parser.parse_args()
+
+
+def _counts(trial: Trial) -> tuple[int, ...]:
+    """Return the counts of micro batches that steps hold in turn (0: those of the job's global batch)."""
+    return trial.short or (trial.microbatches,)
 
 
 def _rank() -> int:
@@ -102,9 +107,12 @@ def _run(trial: Trial, *, balanced: bool) -> int:
     try:
         if _rank() == 0:
             _say("tuner-versions " + json.dumps(_versions(device)))
-        training = Training(trial.job, trial.plan, device, microbatches=trial.microbatches, routing=Routing(balanced=balanced))
+        counts = _counts(trial)
+        training = Training(trial.job, trial.plan, device, microbatches=counts[0], routing=Routing(balanced=balanced))
         gc.disable()  # a collection in the middle of a step would be measured
         for step in range(trial.steps):
+            if len(counts) > 1:
+                training.hold(counts[step % len(counts)])
             _train(training, step, device)
         _say("tuner-rank " + json.dumps({"rank": dist.get_rank(), **_memory(device), "compute_s": _compute_seconds(trial, device)}))
         torch.distributed.barrier()
@@ -130,7 +138,8 @@ def _train(training: Training, step: int, device: torch.device) -> None:
     seconds = _together(device) - start
     loss = training.mean_loss(part)
     if _rank() == 0:
-        _say("tuner-step " + json.dumps({"step": step + 1, "seconds": round(seconds, 6), "loss": round(loss, 6)}))
+        record = {"step": step + 1, "seconds": round(seconds, 6), "loss": round(loss, 6), "microbatches": training.microbatches}
+        _say("tuner-step " + json.dumps(record))
     gc.collect(1)
 
 

@@ -48,7 +48,7 @@ def spent(driver: Driver) -> float:
     """Return the accelerator-seconds of the search's runs, of those under way so far."""
     ended = sum(max(entry.result.ended - entry.result.started, 0.0) for entry in driver.own())
     running = sum(time.time() - one.datetime_start.timestamp() for one in _running(driver) if one.datetime_start)
-    return driver.campaign.candidates.job.gpus * (ended + running)
+    return (driver.campaign.run_gpus or driver.campaign.candidates.job.gpus) * (ended + running)
 
 
 def counted(driver: Driver) -> int:

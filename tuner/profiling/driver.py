@@ -35,7 +35,8 @@ SAID, RESULT, FOLDER = "said", "result", "folder"  # of a trial of Optuna's: wha
 class Campaign:
     """A measured search. folder: where its trials, ledger and lock lie; drivers that share the study may share it (on a file system that
     all see) or have one each. first: candidates that run before any is proposed; software: what else than job and plan a measurement
-    depends on; shared: a ledger of measurements of other searches (None: they are not used).
+    depends on; shared: a ledger of measurements of other searches (None: they are not used); run_gpus: accelerators that a
+    run takes (0: the job's).
     """
 
     candidates: Candidates
@@ -48,6 +49,7 @@ class Campaign:
     limits: Limits
     first: tuple[int, ...] = ()
     shared: Path | None = None
+    run_gpus: int = 0
 
     def key(self, index: int) -> str:
         """Return what a run of a candidate is a measurement of."""

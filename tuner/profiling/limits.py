@@ -12,7 +12,8 @@ NORMAL_90 = 1.645
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """runs: how many plans run; accelerator_s: accelerator-seconds of all runs; least_gain: the search ends when the best step is not
-    expected to get shorter by this share (0: it does not end for that); steps, warmup, wall_s, quiet_s: of a trial; worse: a run is
+    expected to get shorter by this share (0: it does not end for that); steps, warmup, wall_s, quiet_s: of a trial; short: its
+    steps may hold a few micro batches where that saves much of it (see cheap.py); worse: a run is
     stopped once its steps are slower than the best one's by this factor (inf: never); reference_every: the best plan is run again after
     so many runs, to see drift (0: never).
     """
@@ -24,5 +25,6 @@ class Limits:
     warmup: int = 3
     wall_s: float = 600.0
     quiet_s: float = 120.0
+    short: bool = False
     worse: float = 2.0
     reference_every: int = 8

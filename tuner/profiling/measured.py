@@ -43,7 +43,7 @@ _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """How plans are measured: by which runner and strategy, within which limits, kept where."""
+    """How plans are measured: by which runner and strategy, within which limits, kept where; by whole steps throughout; by proxies."""
 
     runner: str
     strategy: Strategy
@@ -53,6 +53,8 @@ class Measure:
     site: Path | None
     command: Path | None
     shared: bool
+    full_steps: bool
+    proxy: bool
 
 
 def wanted(request: Request) -> bool:
@@ -77,6 +79,7 @@ def completed(request: Request) -> Request:
 
 def read_measure(request: Request) -> Measure:
     """Return how a search is to measure. Raises SpecError listing every problem."""
+    from tuner.profiling.cheap import limits_of
     from tuner.profiling.limits import Limits
 
     problems = Problems()
@@ -90,6 +93,10 @@ def read_measure(request: Request) -> Measure:
         value = getattr(request, name)
         read = None if value is None else problems.trying(lambda: quantity(value, name, "seconds"))
         return default if read is None else read
+
+    def flag(name: str) -> bool:
+        value = getattr(request, name)
+        return value is not None and bool(problems.trying(lambda: truth(value, name)))
 
     strategy = "residual" if request.strategy is None else str(request.strategy)
     if strategy not in STRATEGIES:
@@ -108,19 +115,25 @@ def read_measure(request: Request) -> Measure:
     for name, value in (("site", request.site), ("command", request.command)):
         if value is not None and not Path(str(value)).expanduser().is_file():
             problems.add(name, value, "no such file")
-    shared = request.no_cache is None or not problems.trying(lambda: truth(request.no_cache, "no_cache"))
+    shared, full_steps, proxy = not flag("no_cache"), flag("full_steps"), flag("proxy")
     seed = request.seed
     read_seed = 0 if seed is None else problems.trying(lambda: whole(seed, "seed", at_least=0, most=2**31))
+    runner = str(request.runner or ("command" if request.command is not None else "local"))
+    built_in = request.command is None and runner in ("local", "slurm")
+    if proxy and not built_in:
+        problems.add("proxy", proxy, "is of the built-in workload: a program of your own cannot be cropped", "leave it out")
     problems.raise_any()
     return Measure(
-        runner=str(request.runner or ("command" if request.command is not None else "local")),
+        runner=runner,
         strategy=cast("Strategy", strategy),
         seed=read_seed or 0,
-        limits=limits,
+        limits=limits_of(limits, short=built_in and not full_steps, proxy=proxy),
         storage="" if request.storage is None else str(request.storage),
         site=None if request.site is None else Path(str(request.site)).expanduser(),
         command=None if request.command is None else Path(str(request.command)).expanduser(),
         shared=shared,
+        full_steps=full_steps,
+        proxy=proxy,
     )
 
 
@@ -154,7 +167,8 @@ def software_of(measure: Measure, job: Job, runner: Runner) -> str:
     files = [path.read_bytes() for path in (measure.site, measure.command) if path is not None]
     digest = hashlib.sha256(b"\0".join(files)).hexdigest()[:12] if files else ""
     limits = measure.limits
-    return f"tuner {__version__} {runner.name} {digest} {job.framework.name} {job.release} steps {limits.steps} warmup {limits.warmup}"
+    steps = f"steps {limits.steps} warmup {limits.warmup}{' whole' if measure.full_steps else ''}"
+    return f"tuner {__version__} {runner.name} {digest} {job.framework.name} {job.release} {steps}"
 
 
 def study_name(job: Job, software: str, words: Sequence[dict[str, Any]]) -> str:
@@ -260,7 +274,7 @@ def calibration_text(job: Job, plans: Sequence[Plan], results: Mapping[int, Resu
     from tuner.accuracy.own import own_calibration
     from tuner.measurement import Measurement
 
-    timed = {index: result for index, result in results.items() if result.end == "ok" and result.step_s}
+    timed = {index: result for index, result in results.items() if result.end == "ok" and result.step_s and not result.extrapolated}
     rows = [
         Measurement(
             id=f"run {index}", framework=job.framework.name, job=job, plan=plans[index], step_s=result.step_s, source="own", series={}
@@ -295,9 +309,11 @@ def measure_search(
     """Return a search's answer with its best plans measured. Raises SpecError, InfrastructureError and NothingFeasible."""
     from tuner.launch.runner import Setup, open_runner
     from tuner.profiling.campaign import run
+    from tuner.profiling.cheap import cost_of
     from tuner.profiling.driver import Campaign
     from tuner.profiling.ledger import tells
     from tuner.profiling.nodes import slow
+    from tuner.profiling.proxies import ProxyRunner
     from tuner.profiling.standing import standings
     from tuner.profiling.storage import open_storage
     from tuner.search.candidates import Candidates
@@ -306,23 +322,28 @@ def measure_search(
 
     measure, job = read_measure(request), answer.job
     runner = open_runner(measure.runner, Setup(**_setup(measure)))
-    plans = candidate_plans(sweeps, current, lambda plan: not _refused(runner, job, plan))
+    plans = candidate_plans(sweeps, current, lambda plan: not _refused(measure, runner, job, plan))
     candidates = Candidates.of(job, plans, calibration)
-    software = software_of(measure, job, runner)
+    software, shared = software_of(measure, job, runner), shared_ledger() if measure.shared else None
+    runs_of = ProxyRunner(inner=runner, calibration=calibration, software=software, shared=shared) if measure.proxy else None
+    software = software if runs_of is None else runs_of.told
     name = study_name(job, software, candidates.words)
     folder = Path(str(request.folder)) if request.folder is not None else Path(f"tuner-{name}")
     folder.mkdir(parents=True, exist_ok=True)
+    alike = measure.limits.accelerator_s is None or measure.proxy  # all runs cost about the same
+    cost_s = None if alike else cost_of(candidates, measure.limits)
     campaign = Campaign(
         candidates=candidates,
-        runner=runner,
+        runner=runner if runs_of is None else runs_of.of_search(name, folder),
         folder=folder,
-        sampler=PlanSampler(candidates, measure.strategy, measure.seed, _cost(measure)),
+        sampler=PlanSampler(candidates, measure.strategy, measure.seed, cost_s),
         storage=open_storage(measure.storage, folder),
         name=name,
         software=software,
         limits=measure.limits,
         first=() if current is None else (plans.index(current),) if current in plans else (),
-        shared=shared_ledger() if measure.shared else None,
+        shared=None if measure.proxy else shared,
+        run_gpus=min(job.gpus, job.cluster.gpus_per_node) if measure.proxy else 0,
     )
     ended = run(campaign, progress)
     ran, _ = ran_of(candidates, new_study(campaign.sampler, name=name, storage=campaign.storage))
@@ -332,7 +353,7 @@ def measure_search(
     standing = standings(candidates, ran, results)
     measured = Measured(
         ended=ended,
-        runner=runner.name,
+        runner=campaign.runner.name,
         strategy=measure.strategy,
         seed=measure.seed,
         candidates=len(candidates),
@@ -357,16 +378,11 @@ def _setup(measure: Measure) -> dict[str, Any]:
     return files | ({} if measure.command is None else {"command": read_command(measure.command)})
 
 
-def _cost(measure: Measure) -> Callable[[Any], Any] | None:
-    """Return the seconds of a run by its step time, where the budget is time: starting takes about as long for all."""
-    from tuner.profiling.limits import STARTUP_S
-
-    if measure.limits.accelerator_s is None:
-        return None
-    return lambda step_s: STARTUP_S + measure.limits.steps * step_s
-
-
-def _refused(runner: Runner, job: Job, plan: Plan) -> bool:
+def _refused(measure: Measure, runner: Runner, job: Job, plan: Plan) -> bool:
+    """Whether a plan cannot be run, or no proxy of it."""
     from tuner.launch.limits import refusals
+    from tuner.profiling.proxy import cropped, why_none
 
+    if measure.proxy:
+        return bool(why_none(job, plan) or refusals(*cropped(job, plan)))
     return runner.name in ("local", "slurm") and bool(refusals(job, plan))

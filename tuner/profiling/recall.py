@@ -94,7 +94,7 @@ def _entry(campaign: Campaign, trial: FrozenTrial, index: int) -> Entry:
 def ran(campaign: Campaign, index: int, result: Result) -> Ran:
     """Return what a result says of a candidate."""
     end: Any = "oom" if result.end == "oom" else "ok" if result.step_s and result.end != "failed" else "failed"
-    return Ran(index, end, result.step_s if end == "ok" else None, _device_bytes(campaign, index, result))
+    return Ran(index, end, result.step_s if end == "ok" else None, _device_bytes(campaign, index, result), result.extrapolated)
 
 
 def _device_bytes(campaign: Campaign, index: int, result: Result) -> float | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tuner.errors import InfrastructureError, SpecError
 from tuner.launch.progress import Progress
 from tuner.launch.trial import Trial
+from tuner.profiling.cheap import counts_of
 from tuner.profiling.driver import FOLDER, RESULT, SAID, TRIALS, Live
 from tuner.profiling.ledger import INTERRUPTED, tells
 from tuner.profiling.limits import NORMAL_90
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
 def trial_of(driver: Driver, number: int, index: int, folder: Path | None = None) -> Trial:
     """Return what a runner is asked for: a candidate as trial `number` of the study, in this search's folder unless it has one."""
     campaign, limits = driver.campaign, driver.campaign.limits
+    plan = campaign.candidates.plans[index]
     return Trial(
         number=number,
         job=campaign.candidates.job,
-        plan=campaign.candidates.plans[index],
+        plan=plan,
         folder=folder or campaign.folder / TRIALS / f"{campaign.name[-10:]}-{number:04d}",
         steps=limits.steps,
         warmup=limits.warmup,
         wall_s=limits.wall_s,
         quiet_s=limits.quiet_s,
+        short=counts_of(campaign.candidates.job, plan, float(campaign.candidates.step_s[index]), limits),
         exclude=failing(driver.own()),
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tuner.launch.step_time import MEDIAN, QUARTILE
 from tuner.profiling.limits import NORMAL_90
 from tuner.search.beliefs import Ran
 
@@ -17,10 +18,9 @@ if TYPE_CHECKING:
     from tuner.launch.trial import Result
     from tuner.search.beliefs import Believed
     from tuner.search.candidates import Candidates
+    from tuner.search.ranking import Basis
 
-# Standard error of a median over that of a mean (Gauss), and what repeating a run in another process moves at least.
-MEDIAN, AGAIN = 1.25, 0.005
-QUARTILE = 0.6745  # standard deviations from the middle to a quartile
+AGAIN = 0.005  # what repeating a run in another process moves at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +31,16 @@ class Standing:
     step_s: float
     low_s: float
     high_s: float
-    basis: Literal["measured", "calibrated", "analytic"]
+    basis: Basis
     fits: float
     result: Result | None = None
 
 
 def noise(result: Result) -> float:
-    """Return the relative standard error of a run's step time."""
+    """Return the relative standard error of a run's step time, with that of what the model extrapolated of it."""
     if not result.step_s or result.spread_s is None or not result.steps:
-        return AGAIN * 4.0
-    return math.hypot(MEDIAN * result.spread_s / QUARTILE / result.step_s / math.sqrt(result.steps), AGAIN)
+        return math.hypot(AGAIN * 4.0, result.extrapolated)
+    return math.hypot(MEDIAN * result.spread_s / QUARTILE / result.step_s / math.sqrt(result.steps), AGAIN, result.extrapolated)
 
 
 def standings(candidates: Candidates, ran: Sequence[Ran], results: Mapping[int, Result]) -> list[Standing]:
@@ -52,14 +52,14 @@ def standings(candidates: Candidates, ran: Sequence[Ran], results: Mapping[int, 
     beliefs = candidates.beliefs()
     said = beliefs.given(ran)
     found = []
-    basis: Literal["calibrated", "analytic"] = "calibrated" if ran else "analytic"
+    basis: Basis = "calibrated" if ran else "analytic"
     failed = {run.index for run in ran if run.end != "ok"}
     for i in range(len(candidates)):
         if i in failed:
             continue
         mean, deviation = float(said.log_s[i]), float(said.deviation[i])
         result = results.get(i)
-        fits = 1.0 if result is not None and result.step_s else float(said.runs[i])
+        fits = 1.0 if result is not None and result.step_s and not result.extrapolated else float(said.runs[i])
         if result is not None and result.step_s:
             mean, deviation = _measured(i, result, beliefs.given([run for run in ran if run.index != i]))
         found.append(_standing(i, mean, deviation, basis, fits, result))
@@ -73,9 +73,7 @@ def _measured(index: int, result: Result, others: Believed) -> tuple[float, floa
     return float(weights @ [math.log(result.step_s or math.inf), mean] / weights.sum()), float(weights.sum() ** -0.5)
 
 
-def _standing(
-    index: int, mean: float, deviation: float, basis: Literal["calibrated", "analytic"], fits: float, result: Result | None
-) -> Standing:
+def _standing(index: int, mean: float, deviation: float, basis: Basis, fits: float, result: Result | None) -> Standing:
     off = NORMAL_90 * deviation
     seconds = (math.exp(mean), math.exp(mean - off), math.exp(mean + off))
     timed = result is not None and bool(result.step_s)
@@ -84,7 +82,7 @@ def _standing(
         step_s=seconds[0],
         low_s=seconds[1],
         high_s=seconds[2],
-        basis="measured" if timed else basis,
+        basis=basis if result is None or not timed else "proxy" if result.extrapolated else "measured",
         fits=fits,
         result=result,
     )

@@ -168,7 +168,9 @@ def sure_words(record: dict[str, Any]) -> str:
     tied, shown = record["tied"], len(record["ranking"])
     basis = record["ranking"][0]["basis"]
     measured = sum(row["basis"] == "measured" for row in record["ranking"])
-    made = f"{measured} of {shown} times are measured" if measured else f"times are {basis}, not measured"
+    proxies = sum(row["basis"] == "proxy" for row in record["ranking"])
+    made = f"{measured} of {shown} times are measured" if measured or proxies else f"times are {basis}, not measured"
+    made += f", {proxies} extrapolated from proxies" if proxies else ""
     if tied <= 1:
         return made
     which = f"all {shown} shown" if tied == shown else f"the first {tied}"

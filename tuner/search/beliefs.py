@@ -138,12 +138,16 @@ def ordinary(latent: Latent, seen: Sequence[Observation]) -> tuple[list[Observat
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a run of candidate `index` showed: end ok, oom or failed; step_s where it has one; memory_bytes on the device where measured."""
+    """What a run of candidate `index` showed: end ok, oom or failed; step_s where it has one; memory_bytes on the device where measured.
+    own: by what share more (one standard deviation) step_s may be off because the run was not of the plan itself but of its proxy, which
+    does not say whether the plan fits (0: it was the plan's own).
+    """
 
     index: int
     end: Literal["ok", "oom", "failed"]
     step_s: float | None = None
     memory_bytes: float | None = None
+    own: float = 0.0
 
 
 class Believed(NamedTuple):
@@ -175,7 +179,7 @@ class Beliefs:
         """Return what is believed after these runs."""
         from scipy.special import ndtr
 
-        timed = [Observation(run.index, 0, math.log(run.step_s), OWN_TIME) for run in ran if run.step_s]
+        timed = [Observation(run.index, 0, math.log(run.step_s), math.hypot(OWN_TIME, run.own)) for run in ran if run.step_s]
         told, scale = ordinary(self.time, timed)
         log_s, variance = self.time.given(told)
         need, doubt = self.memory.given(self._memory(ran))
@@ -194,6 +198,6 @@ class Beliefs:
         for run in ran:
             if run.memory_bytes:
                 seen.append(Observation(run.index, 0, math.log(run.memory_bytes), OWN_MEMORY))
-            if run.end != "failed":
+            if run.end == "oom" or (run.end == "ok" and not run.own):
                 seen.append(Observation(run.index, 1 if run.end == "ok" else -1, float(self.capacity[run.index]), OWN_MEMORY))
         return seen

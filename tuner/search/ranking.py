@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.search.exhaustive import Objective
 
-Basis = Literal["analytic", "calibrated", "measured"]
+Basis = Literal["analytic", "calibrated", "measured", "proxy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

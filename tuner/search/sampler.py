@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Strategy = Literal["residual", "tpe", "gp", "random"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-END, STEP_S, MEMORY = "end", "step_s", "memory_bytes"
+END, STEP_S, MEMORY, OWN = "end", "step_s", "memory_bytes", "own"
 ENDS = ("ok", "oom", "failed", "stopped")
 # Proposals of an inner sampler that are no open candidate before one is drawn. The Gaussian process proposes where its acquisition peaks:
 # asked again it says the same, after another fit.
@@ -62,7 +62,7 @@ def ran_of(candidates: Candidates, study: Study) -> tuple[list[Ran], list[int]]:
 
 def _ran(index: int, told: Mapping[str, Any]) -> Ran:
     end = told[END]
-    return Ran(index, end if end in ("oom", "failed") else "ok", told.get(STEP_S), told.get(MEMORY))
+    return Ran(index, end if end in ("oom", "failed") else "ok", told.get(STEP_S), told.get(MEMORY), told.get(OWN, 0.0))
 
 
 def space_of(candidates: Candidates) -> dict[str, BaseDistribution]:

@@ -133,12 +133,12 @@ def tell(study: optuna.Study, trial: optuna.Trial | FrozenTrial, ran: Ran, attri
     """Tell how a trial ended: a time, out of memory (a constraint that is violated: pruned) or a fault of the plan (pruned). A trial that
     has ended already stays as it is.
     """
-    from tuner.search.sampler import END, MEMORY, STEP_S
+    from tuner.search.sampler import END, MEMORY, OWN, STEP_S
 
     if _finished(study, trial.number):
         return
     live = _live(study, trial)
-    set_attributes(study, live, {STEP_S: ran.step_s, MEMORY: ran.memory_bytes, **(attributes or {})})
+    set_attributes(study, live, {STEP_S: ran.step_s, MEMORY: ran.memory_bytes, OWN: ran.own or None, **(attributes or {})})
     live.set_constraint("memory", 1.0 if ran.end == "oom" else 0.0)
     live.set_user_attr(END, ran.end)
     _end(study, trial.number, ran.end, ran.step_s)
@@ -184,9 +184,9 @@ def add_known(study: optuna.Study, candidates: Candidates, ran: Ran, attributes:
     import optuna
     from optuna.trial import TrialState
 
-    from tuner.search.sampler import END, MEMORY, STEP_S, space_of
+    from tuner.search.sampler import END, MEMORY, OWN, STEP_S, space_of
 
-    told = {END: ran.end, STEP_S: ran.step_s, MEMORY: ran.memory_bytes, **attributes}
+    told = {END: ran.end, STEP_S: ran.step_s, MEMORY: ran.memory_bytes, OWN: ran.own or None, **attributes}
     timed = ran.end == "ok" and ran.step_s is not None
     study.add_trial(
         optuna.trial.create_trial(

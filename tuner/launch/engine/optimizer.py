@@ -94,12 +94,18 @@ class ReplicatedWeights:
     """The weights of some model chunks, whole on every replica, and their optimizer."""
 
     def __init__(self, chunks: Sequence[nn.Module], mesh: Mesh, *, dtype: torch.dtype, microbatches: int, overlap: bool) -> None:
-        self.mesh, self.microbatches = mesh, microbatches
+        self.mesh = mesh
         self.buckets = [self._bucket(kind, members, dtype) for kind, members in _grouped(chunks)]
         for bucket in self.buckets:
             for parameter, view in bucket.views:
                 self._follow(bucket, parameter, view, overlap=overlap and bucket.partial.size == 1)
+        self.hold(microbatches)
         self.optimizer = adamw([bucket.master for bucket in self.buckets])
+
+    def hold(self, microbatches: int) -> None:
+        """Take this many micro batches for a step, from the next one on."""
+        for bucket in self.buckets:
+            bucket.waiting = bucket.missing = len(bucket.views) * microbatches
 
     def _bucket(self, kind: _Kind, members: list[tuple[Parts, str, Part]], dtype: torch.dtype) -> Bucket:
         mesh = self.mesh
@@ -120,7 +126,6 @@ class ReplicatedWeights:
 
     def _follow(self, bucket: Bucket, parameter: nn.Parameter, view: Tensor, *, overlap: bool) -> None:
         """Sum a parameter's gradients into the bucket as they come, and start its reduction behind the last one."""
-        bucket.waiting = bucket.missing = len(bucket.views) * self.microbatches
         if parameter.dtype == torch.float32:
             parameter.grad = view
 

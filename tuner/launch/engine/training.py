@@ -36,7 +36,7 @@ class Batch:
 
 
 class Training:
-    """A rank's share of a training run. microbatches: those of a step (0: of the job's global batch)."""
+    """A rank's share of a training run. microbatches: those of a step (0: of the job's global batch), until `hold` changes them."""
 
     def __init__(self, job: Job, plan: Plan, device: torch.device, *, microbatches: int = 0, routing: Routing | None = None) -> None:
         torch.manual_seed(DATA_SEED)
@@ -45,8 +45,18 @@ class Training:
         self.microbatches = microbatches or int(plan.microbatches(job.gpus, job.global_batch))
         self.chunks = self._chunks(routing or Routing())
         self.weights = self._weights()
-        tokens = self.sequences * int(plan.dp(job.gpus)) * job.seq_len
-        self.pipeline = Pipeline(self.chunks, self.setting, microbatches=self.microbatches, scale=1.0 / tokens)
+        self.pipelines: dict[int, Pipeline] = {}
+        self.hold(self.microbatches)
+
+    def hold(self, microbatches: int) -> None:
+        """Have the next steps hold this many micro batches. Schedules are kept: torch's allocates what its stages receive into."""
+        self.microbatches = microbatches
+        if isinstance(self.weights, ReplicatedWeights):
+            self.weights.hold(microbatches)
+        tokens = self.sequences * int(self.plan.dp(self.job.gpus)) * self.job.seq_len
+        if microbatches not in self.pipelines:
+            self.pipelines[microbatches] = Pipeline(self.chunks, self.setting, microbatches=microbatches, scale=1.0 / tokens)
+        self.pipeline = self.pipelines[microbatches]
 
     def _chunks(self, routing: Routing) -> list[Stage]:
         job, plan, mesh = self.job, self.plan, self.mesh

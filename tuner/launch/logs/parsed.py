@@ -16,7 +16,8 @@ MemoryKind = Literal["allocated", "reserved", "device"]
 class Step:
     """A training step as logged. seconds: of one step (an average over the launcher's log interval where it logs one); tokens_per_s:
     of one accelerator, samples_per_s: sequences of the whole job, where the launcher gives a rate instead of a time. loss: None where it
-    is not logged. launch: 0, and one more each time the log starts over from an earlier step.
+    is not logged. microbatches: that it held, where the log says so. launch: 0, and one more each time the log starts over from an
+    earlier step.
     """
 
     number: int
@@ -24,6 +25,7 @@ class Step:
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
     loss: float | None = None
+    microbatches: int | None = None
     launch: int = 0
 
 

@@ -164,7 +164,8 @@ class LogReader:
         """Take the workload's records: a word and an object of JSON."""
         for record in objects_of(text, "tuner-step "):
             if (number := count(record.get("step"))) is not None:
-                self._step(Step(number=number, seconds=positive(record.get("seconds")), loss=number_of(record.get("loss"))), source)
+                seconds, loss, held = positive(record.get("seconds")), number_of(record.get("loss")), count(record.get("microbatches"))
+                self._step(Step(number=number, seconds=seconds, loss=loss, microbatches=held), source)
         for record in objects_of(text, "tuner-rank "):
             self._rank(record)
         for record in objects_of(text, "tuner-versions "):

@@ -20,12 +20,13 @@ WARMUP = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """step_s: median seconds of a step; spread_s: half the distance between the quartiles (None of a single one); steps: how many
-    logged times these are of.
+    logged times these are of. basis: how step_s was made, where it is not their median.
     """
 
     step_s: float
     spread_s: float | None
     steps: int
+    basis: str = ""
 
 
 def timed(parsed: Parsed, job: Job, *, warmup: int = WARMUP, sequences: int | None = None) -> Timing | None:
