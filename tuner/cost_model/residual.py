@@ -415,13 +415,3 @@ def plan_errors(job: Job, plans: Plan, n: int, kernel: Kernel, residual: Residua
         return _between(kernel, same, points[rows][:, None], points[columns][None]) - told
 
     return between
-
-
-def apart(kernel: Kernel, one: tuple[Job, Plan], other: tuple[Job, Plan]) -> float:
-    """Return the standard deviation by which the model's log errors of two jobs with their plans differ, on the same GPU, release and
-    precision, where no run is near: what measuring one says of the other.
-    """
-    (job, plan), (job_, plan_) = one, other
-    across = _shared(kernel, 1.0, 1.0, 1.0, float(((job_features(job) - job_features(job_)) ** 2).sum()))
-    same = float(_between(kernel, across, _points(plan, (1,))[0], _points(plan_, (1,))[0]))
-    return math.sqrt(max(2.0 * (kernel.prior - same), 0.0))

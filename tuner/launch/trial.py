@@ -69,7 +69,7 @@ class Result(Spec):
     stopped it. nodes: where it ran; failed_nodes: those of them that failed under it, where the scheduler says so. started, ended:
     seconds since 1970. versions: of what ran it. attempts: runs it took.
     basis: how step_s was made, in words, where it is not the median of whole steps; extrapolated: by what share (one standard
-    deviation) step_s may be off because the cost model had a part in it (0: it had none).
+    deviation) step_s may be off, beside its own plans' times, because the cost model extrapolated it (0: it did not).
     slowest_ranks: ranks whose own compute time stands out, slowest first, where the workload tells.
     """
 

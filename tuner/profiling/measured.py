@@ -186,7 +186,7 @@ def shared_ledger() -> Path:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What a measured search adds to an answer: how it ended, what ran, where it is kept; calibration: the file of what it measured ("":
-    it does not clearly help).
+    it does not clearly help); together: by what share (one standard deviation) all times may be off alike because they are extrapolated.
     """
 
     ended: Ended
@@ -198,6 +198,7 @@ class Measured:
     drift: float | None
     slow_nodes: tuple[str, ...]
     calibration: str = ""
+    together: float = 0.0
 
     @property
     def exit_code(self) -> int:
@@ -224,14 +225,18 @@ class Measured:
             "faults": list(self.ended.faults),
             "drift": self.drift,
             "slow_nodes": list(self.slow_nodes),
+            "together": self.together,
             "trials": entries,
         }
 
 
-def ranked_after(job: Job, standing: Sequence[Standing], plans: Sequence[Plan], calibration: Calibration, top: int) -> list[RankedPlan]:
+def ranked_after(
+    job: Job, standing: Sequence[Standing], plans: Sequence[Plan], calibration: Calibration, top: int, together: float = 0.0
+) -> list[RankedPlan]:
     """Return the first `top` plans, as a search ranks them, with measured times where there are some.
 
-    Plans that more likely than not run out of memory or fail are not among them.
+    Plans that more likely than not run out of memory or fail are not among them. together: see Measured; it is in the ranges, and does not
+    tie plans.
     """
     from tuner.answers import run_of
     from tuner.cost_model.estimate import mfu, tokens_per_s_per_gpu
@@ -239,6 +244,8 @@ def ranked_after(job: Job, standing: Sequence[Standing], plans: Sequence[Plan], 
     from tuner.search.ranking import rank
 
     shown = [one for one in standing if one.fits >= 0.5][:top]
+    tied = [one.low_s <= shown[0].high_s for one in shown]
+    shown = [one.widened(together) for one in shown]
     rows = rank(job, [plans[one.index] for one in shown], calibration).rows
     found = []
     for place, (one, row) in enumerate(zip(shown, rows, strict=True)):
@@ -253,7 +260,7 @@ def ranked_after(job: Job, standing: Sequence[Standing], plans: Sequence[Plan], 
             mfu=float(mfu(job, one.step_s)),
             p_oom=1.0 - one.fits,
             basis=one.basis,
-            tied=one.low_s <= shown[0].high_s,
+            tied=tied[place],
             memory_bytes=result.memory_bytes if result and result.memory_bytes else row.memory_bytes,
         )
         found.append(
@@ -325,8 +332,8 @@ def measure_search(
     plans = candidate_plans(sweeps, current, lambda plan: not _refused(measure, runner, job, plan))
     candidates = Candidates.of(job, plans, calibration)
     software, shared = software_of(measure, job, runner), shared_ledger() if measure.shared else None
-    runs_of = ProxyRunner(inner=runner, calibration=calibration, software=software, shared=shared) if measure.proxy else None
-    software = software if runs_of is None else runs_of.told
+    proxies = ProxyRunner(inner=runner, job=job, plans=candidates.plans, calibration=calibration, software=software, shared=shared)
+    software = proxies.told if measure.proxy else software
     name = study_name(job, software, candidates.words)
     folder = Path(str(request.folder)) if request.folder is not None else Path(f"tuner-{name}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -334,7 +341,7 @@ def measure_search(
     cost_s = None if alike else cost_of(candidates, measure.limits)
     campaign = Campaign(
         candidates=candidates,
-        runner=runner if runs_of is None else runs_of.of_search(name, folder),
+        runner=proxies.of_search(name, folder) if measure.proxy else runner,
         folder=folder,
         sampler=PlanSampler(candidates, measure.strategy, measure.seed, cost_s),
         storage=open_storage(measure.storage, folder),
@@ -361,11 +368,12 @@ def measure_search(
         drift=drift_of(ended),
         slow_nodes=slow(ended.entries, job.gpus),
         calibration=calibration_text(job, plans, results),
+        together=proxies.spreads[0] if measure.proxy else 0.0,
     )
     return dataclasses.replace(
         answer,
         strategy=measure.strategy,
-        ranking=tuple(ranked_after(job, standing, plans, calibration, top)),
+        ranking=tuple(ranked_after(job, standing, plans, calibration, top, measured.together)),
         measured=measured,
     )
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from tuner.launch.orders import save_result
 from tuner.launch.supervised import Ended, prepare
 from tuner.plan_text import plan_record
 from tuner.profiling.ledger import Entry, append, key_of, read
-from tuner.profiling.proxy import extrapolated, proxy_of
+from tuner.profiling.proxy import Cropped, extrapolated, proxy_of, spreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,15 +28,17 @@ if TYPE_CHECKING:
     from tuner.profiling.proxy import Proxy
 
 LEDGER = "proxies.jsonl"
+SAMPLE = 16  # candidates by which the errors of extrapolating are told: making a proxy takes a tenth of a second
 _KEPT = ("ok", "oom", "failed")  # ends that another plan of the same proxy would meet as well
 
 
 @dataclass(frozen=True, slots=True)
 class Extrapolated:
-    """A proxy's run; its result is what it says of the plan. keep: is told the proxy's own result."""
+    """A proxy's run; its result is what it says of the plan. spread: see `spreads`; keep: is told the proxy's own result."""
 
     inner: Running
     proxy: Proxy
+    spread: float
     keep: Callable[[Result], None]
 
     def poll(self) -> Result | None:
@@ -44,20 +47,22 @@ class Extrapolated:
         if result is None:
             return None
         self.keep(result)
-        return extrapolated(result, self.proxy)
+        return extrapolated(result, self.proxy, self.spread)
 
     def stop(self, why: str) -> Result:
         """End the proxy's run; return what it says of the plan."""
-        return extrapolated(self.inner.stop(why), self.proxy)
+        return extrapolated(self.inner.stop(why), self.proxy, self.spread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProxyRunner:
-    """inner: what runs the proxies; software: what else than job and plan a measurement depends on; shared: a ledger of measurements of
-    other searches (None: they are not used); study, folder: the search that it runs for.
+    """inner: what runs the proxies; job, plans: of the search; software: what else than job and plan a measurement depends on; shared: a
+    ledger of measurements of other searches (None: they are not used); study, folder: the search's name and where it is kept.
     """
 
     inner: Runner
+    job: Job
+    plans: tuple[Plan, ...]
     calibration: Calibration
     software: str
     shared: Path | None = None
@@ -90,27 +95,35 @@ class ProxyRunner:
         """How many trials may run at once."""
         return self.inner.parallel
 
+    @cached_property
+    def spreads(self) -> tuple[float, float]:
+        """The standard deviations of what extrapolations have in common, and of each one's own part, by some of the candidates."""
+        chosen = self.plans[:: max(1, len(self.plans) // SAMPLE)][:SAMPLE]
+        return spreads(self.calibration.kernel, [(Cropped(self.job, plan), self._proxy(plan).of) for plan in chosen])
+
     def start(self, trial: Trial) -> Running:
         """Answer from a ledger where this proxy ran, else run it. Raises what the inner runner does."""
-        proxy = self._proxy(trial.job, trial.plan)
+        proxy = self._proxy(trial.plan)
         asked = _asked(trial, proxy)
         known = self._known(proxy)
         if known is None:
             return self._wrapped(self.inner.start(asked), asked, proxy)
         prepare(asked, ("known:", known.study, str(known.number)), {}, os.environ)
         now = time.time()
-        return Extrapolated(Ended(save_result(asked.folder, known.result.replace(started=now, ended=now))), proxy, lambda _: None)
+        return Extrapolated(
+            Ended(save_result(asked.folder, known.result.replace(started=now, ended=now))), proxy, self.spreads[1], lambda _: None
+        )
 
     def attach(self, trial: Trial) -> Running | None:
         """Return the proxy's run that an interrupted search left behind."""
-        proxy = self._proxy(trial.job, trial.plan)
+        proxy = self._proxy(trial.plan)
         asked = _asked(trial, proxy)
         running = self.inner.attach(asked)
         return None if running is None else self._wrapped(running, asked, proxy)
 
-    def _proxy(self, job: Job, plan: Plan) -> Proxy:
+    def _proxy(self, plan: Plan) -> Proxy:
         if plan not in self.made:
-            self.made[plan] = proxy_of(job, plan, self.calibration)
+            self.made[plan] = proxy_of(self.job, plan, self.calibration)
         return self.made[plan]
 
     def _key(self, proxy: Proxy) -> str:
@@ -129,7 +142,7 @@ class ProxyRunner:
                 for path in self.ledgers:
                     append(path, entry)
 
-        return Extrapolated(running, proxy, keep)
+        return Extrapolated(running, proxy, self.spreads[1], keep)
 
 
 def _asked(trial: Trial, proxy: Proxy) -> Trial:

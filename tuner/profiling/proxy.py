@@ -4,10 +4,11 @@ What a proxy keeps as it is: hidden size, heads, vocabulary, sequence length, tp
 experts that a rank holds. What the model extrapolates: layers, pipeline (stages, chunks, schedule), data parallelism, micro batches, and
 expert parallelism beyond a node. With t seconds a step and ^ what the cost model says,
 
-    log t(plan) = log t^(plan) + log t(proxy) - log t^(proxy) + e,   e: N(0, apart^2 + PROXY^2)
+    log t(plan) = log t^(plan) + log t(proxy) - log t^(proxy) + e
 
-where apart is the standard deviation that the shipped kernel of the model's errors gives to the difference of two jobs' errors
-(residual.apart). Memory is not extrapolated: what a proxy takes is other layers' states under other shards.
+where the errors e of the plans of a job have the covariance that the shipped kernel of the model's errors gives them (`errors`). What they
+have in common moves all plans alike: it widens the ranges, and says nothing of which plan is faster. The rest, with PROXY, is a plan's own.
+Memory is not extrapolated: what a proxy takes is other layers' states under other shards.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.residual import apart
+from tuner.cost_model.residual import KNOBS, Runs, covariance, job_features
 from tuner.plan import ALL_LAYERS, FULL
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tuner.arrays import Floats
     from tuner.cost_model.calibration import Calibration
+    from tuner.cost_model.residual import Kernel
     from tuner.job import Job
     from tuner.launch.trial import Result
     from tuner.model import Model
@@ -43,13 +50,12 @@ class Cropped(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """What is run for a plan. factor: t^(plan) / t^(proxy); spread: of e, as a share; tells_memory: the plan needs more memory than it, by
+    """What is run for a plan. factor: t^(plan) / t^(proxy); tells_memory: the plan needs more memory than it, by
     the model; words: what of the plan it is.
     """
 
     of: Cropped
     factor: float
-    spread: float
     tells_memory: bool
     words: str
 
@@ -140,10 +146,30 @@ def proxy_of(job: Job, plan: Plan, calibration: Calibration) -> Proxy:
     return Proxy(
         of=of,
         factor=float(said.step_s) / float(small.step_s),
-        spread=math.hypot(apart(calibration.kernel, (job, plan), (of.job, of.plan)), PROXY),
         tells_memory=float(small.memory_bytes) <= float(said.memory_bytes),
         words=_words(job, plan, of),
     )
+
+
+def errors(kernel: Kernel, pairs: Sequence[tuple[Cropped, Cropped]]) -> Floats:
+    """Return the (n, n) covariance of the errors of extrapolating from each pair's second to its first, on the same GPU, release and
+    precision, where no run is near: cov(f_i - g_i, f_j - g_j) with f, g the model's log errors of plans and proxies.
+    """
+    flat = [*(plan for plan, _ in pairs), *(proxy for _, proxy in pairs)]
+    n, same, nothing = len(pairs), np.zeros(len(flat)), np.zeros(len(flat))
+    knobs = np.array([[at(int(getattr(plan, name))) for name, at in KNOBS] for _, plan in flat])
+    jobs = np.stack([job_features(job) for job, _ in flat])
+    found = covariance(kernel, Runs(("",) * len(flat), same, same, same, jobs, knobs, nothing, nothing, nothing, nothing))
+    between: Floats = found[:n, :n] + found[n:, n:] - found[:n, n:] - found[n:, :n]
+    return between
+
+
+def spreads(kernel: Kernel, pairs: Sequence[tuple[Cropped, Cropped]]) -> tuple[float, float]:
+    """Return the standard deviations of what the extrapolations of these plans of a job have in common, and of a plan's own part."""
+    found = errors(kernel, pairs)
+    n, total = len(pairs), float(np.trace(found))
+    common = max(float(found.sum() - total) / (n * (n - 1)), 0.0) if n > 1 else 0.0
+    return math.sqrt(common), math.hypot(math.sqrt(max(total / n - common, 0.0)), PROXY)
 
 
 def _memory(of: Cropped, calibration: Calibration) -> float:
@@ -157,13 +183,13 @@ def _words(job: Job, plan: Plan, of: Cropped) -> str:
     return "proxy of " + ", ".join(parts)
 
 
-def extrapolated(result: Result, proxy: Proxy) -> Result:
-    """Return what a proxy's result says of its plan: a time, nothing of the memory it takes. A proxy that ran out of memory says so of the
-    plan where that needs more; else it says that the plan cannot be told by a proxy.
+def extrapolated(result: Result, proxy: Proxy, spread: float) -> Result:
+    """Return what a proxy's result says of its plan: a time, whose own error is `spread` (a share), and nothing of the memory it takes. A
+    proxy that ran out of memory says so of the plan where that needs more; else it says that the plan cannot be told by a proxy.
     """
     changes: dict[str, object] = {"memory_bytes": None, "basis": proxy.words}
     if result.step_s is not None:
-        changes |= {"step_s": result.step_s * proxy.factor, "extrapolated": proxy.spread}
+        changes |= {"step_s": result.step_s * proxy.factor, "extrapolated": spread}
         changes |= {"basis": f"{proxy.words}: {result.step_s:.4g} s, times {proxy.factor:.4g} by the model"}
         changes |= {"spread_s": None if result.spread_s is None else result.spread_s * proxy.factor}
     if result.end == "oom" and not proxy.tells_memory:

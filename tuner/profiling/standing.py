@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +34,11 @@ class Standing:
     basis: Basis
     fits: float
     result: Result | None = None
+
+    def widened(self, spread: float) -> Standing:
+        """Return it with a range that also holds an error of this standard deviation (as a share), which all candidates have in common."""
+        off = NORMAL_90 * math.hypot(math.log(self.high_s / self.low_s) / 2 / NORMAL_90, spread)
+        return replace(self, low_s=self.step_s * math.exp(-off), high_s=self.step_s * math.exp(off)) if spread else self
 
 
 def noise(result: Result) -> float:

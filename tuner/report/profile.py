@@ -22,7 +22,7 @@ def trial_lines(measured: dict[str, Any], names: list[str], page: Page) -> list[
         lines += labelled("", f"machine: {fault}", page)
     if measured["drift"] is not None:
         lines += labelled("drift", f"a plan that was run again took {measured['drift']:.2f} times as long as at first", page)
-    for words in made_words(runs):
+    for words in made_words(runs, measured["together"]):
         lines += labelled("times", words, page)
     shown = runs[-MOST:]
     if not shown:
@@ -44,8 +44,8 @@ def trial_lines(measured: dict[str, Any], names: list[str], page: Page) -> list[
     return [*lines, "", *table.lines(page), *hidden_note(table, page)]
 
 
-def made_words(runs: list[dict[str, Any]]) -> list[str]:
-    """Return how the times were made that are no medians of the plans' own whole steps."""
+def made_words(runs: list[dict[str, Any]], together: float) -> list[str]:
+    """Return how the times were made that are no medians of the plans' own whole steps. together: see Measured."""
     results = [run["result"] for run in runs if run["result"]["step_s"] is not None and run["result"]["basis"]]
     proxies = [result for result in results if result["extrapolated"]]
     short = [result for result in results if not result["extrapolated"]]
@@ -56,7 +56,7 @@ def made_words(runs: list[dict[str, Any]]) -> list[str]:
         off = sorted(result["extrapolated"] for result in proxies)[len(proxies) // 2]
         said.append(
             f"{len(proxies)} of {len(runs)} are of proxies on one node, extrapolated in layers, PP, DP and micro batches by the model "
-            f"(+-{100 * off:.0f} %); memory was not measured"
+            f"(+-{100 * off:.0f} % each, +-{100 * together:.0f} % all alike); memory was not measured"
         )
     return said
 
