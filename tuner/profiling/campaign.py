@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import optuna
 
     from tuner.profiling.ledger import Entry
+    from tuner.search.beliefs import Ran
 
     Tell = Callable[[str, int, int], None]
 
@@ -31,7 +32,8 @@ POLL_S = 0.2
 
 class Ended(NamedTuple):
     """How a campaign ended. entries: what ran, in order, with what was known before it (number -1); known: how many that are; why: in
-    words; enough: whether it ended by its own rule rather than for want of budget; faults: what machines did wrong, and which are left out.
+    words; enough: whether it ended by its own rule rather than for want of budget; faults: what machines did wrong, and which are left
+    out; ran: what is known of candidates.
     """
 
     entries: tuple[Entry, ...]
@@ -39,6 +41,7 @@ class Ended(NamedTuple):
     why: str
     enough: bool
     faults: tuple[str, ...]
+    ran: tuple[Ran, ...] = ()
 
 
 def run(campaign: Campaign, progress: Tell | None = None) -> Ended:
@@ -79,7 +82,7 @@ def _driven(driver: Driver, progress: Tell | None) -> Why:
 def _ended(driver: Driver, known: int, why: Why) -> Ended:
     keep(driver)
     out = tuple(f"{node} failed under several runs: later ones leave it out where nodes can be chosen" for node in failing(driver.own()))
-    return Ended(tuple(driver.entries), known, why.words, why.enough, (*faults_of(driver), *out))
+    return Ended(tuple(driver.entries), known, why.words, why.enough, (*faults_of(driver), *out), tuple(driver.ran()))
 
 
 def _start(driver: Driver) -> Why | None:
