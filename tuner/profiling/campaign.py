@@ -10,6 +10,7 @@ from tuner.errors import InfrastructureError, TunerError
 from tuner.profiling.adoption import adopt, unclaimed
 from tuner.profiling.budget import EVERY, Why, due, faults_of, most, over
 from tuner.profiling.driver import LOCK, Campaign, Driver
+from tuner.profiling.interruption import held_back
 from tuner.profiling.ledger import INTERRUPTED
 from tuner.profiling.nodes import failing
 from tuner.profiling.recall import keep, recall
@@ -52,17 +53,18 @@ def run(campaign: Campaign, progress: Tell | None = None) -> Ended:
         campaign.folder.mkdir(parents=True, exist_ok=True)
         study = new_study(campaign.sampler, name=campaign.name, storage=campaign.storage)
         driver = Driver(campaign, study, FileLock(campaign.folder / LOCK))
-        return _ended(driver, recall(driver), _driven(driver, progress))
+        with held_back() as interrupted:
+            return _ended(driver, recall(driver), _driven(driver, interrupted, progress))
     except StorageError as error:
         raise InfrastructureError(f"the storage of trials failed: {said(error)}: the same command goes on from here") from error
     except OSError as error:
         raise InfrastructureError(f"{error.filename or campaign.folder}: {error.strerror or error}") from None
 
 
-def _driven(driver: Driver, progress: Tell | None) -> Why:
+def _driven(driver: Driver, interrupted: Callable[[], bool], progress: Tell | None) -> Why:
     """Run trials until none is to start and none runs; return why."""
     try:
-        while True:
+        while not interrupted():
             adopt(driver)
             collect(driver)
             why = _start(driver)
@@ -70,13 +72,12 @@ def _driven(driver: Driver, progress: Tell | None) -> Why:
             if why is not None and not driver.live and not unclaimed(driver):
                 return why
             time.sleep(POLL_S)
-    except KeyboardInterrupt:
         stop(driver)
-        return Why(f"{INTERRUPTED}; the same command goes on from here", False)
-    except (TunerError, StorageError, OSError):
+    except (TunerError, StorageError, OSError, KeyboardInterrupt):
         for one in driver.live:  # without telling: the study may be what failed
             one.running.stop(INTERRUPTED)
         raise
+    return Why(f"{INTERRUPTED}; the same command goes on from here", False)
 
 
 def _ended(driver: Driver, known: int, why: Why) -> Ended:
