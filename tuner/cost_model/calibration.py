@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -45,6 +45,7 @@ DTYPE_OF: dict[str, str] = {
 }
 PRIOR = "prior"
 POOLED = "pooled"
+SPREADS = ("time_spread_90", "oom_margin_spread")  # how sure the framework's own runs make the model
 MEMORY = "-memory"  # ends the name of a framework's file of memory coefficients, beside that of step time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,119}")
 
@@ -268,10 +269,10 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     if text in ("none", PRIOR, POOLED):
         return base
     if text == "auto":
-        for over in _matching(folder, gpu, (framework, *relatives), release):
-            base = layered(base, over)
-        # a relative's coefficients stand in; its runs say nothing of this framework's own
-        return base if base.framework == framework else base.model_copy(update={"measured": None, "measured_memory": None})
+        generic, own = _matching(folder, gpu, (framework, *relatives), release)
+        bare = reduce(layered, generic, base)
+        base = reduce(layered, own, bare)
+        return base if base.framework == framework else _standing_in(base, bare)
     path = folder / f"{text}.yaml"
     if not _NAME.fullmatch(text) or not path.is_file():
         path = Path(text)
@@ -286,6 +287,14 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     return layered(base, over)
 
 
+def _standing_in(of: Calibration, bare: Calibration) -> Calibration:
+    """Return the calibration of a relative as that of a framework that was never measured: coefficients alone. The relative's runs, and
+    how sure they make the model, say nothing of another framework's; `bare`: the calibration without any framework's.
+    """
+    coefficients = {**of.coefficients, **{name: bare.coefficients[name] for name in SPREADS}}
+    return of.model_copy(update={"measured": None, "measured_memory": None, "coefficients": coefficients})
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -297,8 +306,8 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in (PRIOR, POOLED))
 
 
-def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -> list[CalibrationFile]:
-    """Return the files for a GPU, least specific first: its own or a relative's, the framework's on any GPU, the framework's on
+def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -> tuple[list[CalibrationFile], list[CalibrationFile]]:
+    """Return the files for a GPU: its own or a relative's; and, least specific first, the framework's on any GPU, the framework's on
     this one, the release's. A framework that was not measured on this GPU takes those of the first relative that was.
     """
     names = {gpu.name, *gpu.aliases}
@@ -309,7 +318,7 @@ def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -
     chosen = [f for f in generic if names & set(f.gpus)] or [f for f in generic if names & set(f.relatives)]
     stacks = [_of_framework(files, name, names, release) for name in frameworks if name]
     measured = [stack for stack in stacks if any(names & {*f.gpus, *f.fitted_on} for f in stack)]
-    return chosen[:1] + next(iter([*measured, *stacks[:1]]), [])
+    return chosen[:1], next(iter([*measured, *stacks[:1]]), [])
 
 
 def _of_framework(files: Sequence[CalibrationFile], framework: str, gpus: set[str], release: str) -> list[CalibrationFile]:
