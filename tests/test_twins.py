@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import tuner
+from tests.published import published
 from tests.terminal import run
 from tests.test_cli import ROW
-from tuner.cli.options import KINDS, OBJECTIVES, PRECISIONS, STRATEGIES, JobOptions, PlanOptions, SearchOptions
+from tuner.cli.options import KINDS, OBJECTIVES, PRECISIONS, STRATEGIES, JobOptions, MeasureOptions, PlanOptions, SearchOptions
 from tuner.errors import SpecError
-from tuner.request import JOB_KEYS, SEARCH_KEYS, Request
+from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, Request
 
 TINY: dict[str, Any] = {"model": "tiny", "cluster": "h100x8", "seq_len": 128, "global_batch": 64}
 TINY_OPTIONS = ("-m", "tiny", "-c", "h100x8", "-s", "128", "-b", "64")
@@ -102,6 +103,14 @@ def test_validate(tmp_path: Path) -> None:
     assert as_json(tuner.validate([path], calibration="none")) == printed("validate", str(path), "--calibration", "none")
 
 
+def test_replay(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    rows = published("hagemann2023_layouts")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row["model"]["name"] == "llama-30b"))
+    ours = as_json(tuner.replay(path, runs=3, strategy="analytic"))
+    assert ours == printed("replay", str(path), "--runs", "3", "--strategy", "analytic")
+
+
 def test_doctor() -> None:
     ours, theirs = as_json(tuner.doctor()), printed("doctor")
     assert [check["name"] for check in ours["checks"]] == [check["name"] for check in theirs["checks"]]
@@ -113,7 +122,8 @@ def test_command_line_and_request_have_the_same_names() -> None:
 
     assert names(JobOptions) == set(JOB_KEYS)
     assert names(SearchOptions) == set(SEARCH_KEYS)
-    assert names(Request) == names(JobOptions) | names(SearchOptions) | names(PlanOptions)
+    assert names(MeasureOptions) | {"folder"} == set(MEASURE_KEYS)
+    assert names(Request) == names(JobOptions) | names(SearchOptions) | set(MEASURE_KEYS) | names(PlanOptions)
 
 
 def test_words_of_the_help_pages_are_those_of_the_program() -> None:

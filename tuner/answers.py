@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 FITS_BELOW = 0.5  # p_oom from which a plan is predicted to run out of memory
+SEARCHED_BELOW = 0.05  # p_oom below which a search lists a plan by default
 PRIOR_LAYERS = 2  # prior.yaml and pooled.yaml: nothing measured on this GPU or framework
 
 
@@ -177,6 +178,7 @@ class EstimateAnswer:
             "assumed": self.assumed,
             "legal": self.legal,
             "fits": self.cost.fits,
+            "searched": self.cost.p_oom < SEARCHED_BELOW,
             "broken": [dataclasses.asdict(item) for item in self.broken],
             **dataclasses.asdict(self.cost),
             "microbatches": self.plan.microbatches(self.job.gpus, self.job.global_batch),

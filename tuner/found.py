@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tuner.profiling.measured import Measured
     from tuner.search.counts import CountResult
     from tuner.search.exhaustive import SweepResult
+    from tuner.search.ranking import Plainer
     from tuner.search.space import Space, SpaceSpec
 
 
@@ -82,6 +83,7 @@ class SearchAnswer:
     current: CurrentPlan | None
     pareto: tuple[RankedPlan, ...]
     tied: int
+    plainer: Plainer | None = None
     counts: tuple[dict[str, Any], ...] = ()
     deadline_s: float | None = None
     why_nothing: str = ""
@@ -104,6 +106,7 @@ class SearchAnswer:
             "ranking": [plan.record(gpus) for plan in self.ranking],
             "distinct": self.distinct,
             "tied": self.tied,
+            "plainer": self.plainer._asdict() if self.plainer else None,
             "current": self.current.record(gpus) if self.current else None,
             "pareto": [plan.record(gpus) for plan in self.pareto],
             "counts": self.counts,
@@ -208,6 +211,7 @@ def answer_search(
         current=own_plan(job, best, calibration, assumed, max_p_oom, max_memory),
         pareto=ranked(job, front, calibration),
         tied=best.tied,
+        plainer=best.plainer,
         **({"why_nothing": why_nothing(found, calibration, max_p_oom, max_memory)} | more),
     )
 

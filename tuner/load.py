@@ -151,7 +151,8 @@ def load_spec(kind: type[S], data: Any, where: str, *, units: bool = True) -> S:
     """
     if not isinstance(data, dict):
         known = "known: " + ", ".join(kind.model_fields)
-        raise one_problem(where, "", data, f"must be a mapping with the keys of a {kind.__name__}", known)
+        found = {list: "a list", str: "text", type(None): "nothing"}.get(type(data), "a single value")  # not what a wrong file holds
+        raise one_problem(where, "", None, f"must be a mapping with the keys of a {kind.__name__} but is {found}", known)
     return checked(kind, data, where, units=units)
 
 

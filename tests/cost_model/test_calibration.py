@@ -140,6 +140,16 @@ def test_framework_and_release_files_come_last(tmp_path, monkeypatch):
     assert calibration_for("auto", presets.gpu("h100-sxm-80gb"), framework="nemo").framework == ""
 
 
+def test_a_relative_lends_coefficients_but_not_how_sure_its_runs_make_them():
+    gpu = presets.gpu("a100-sxm-80gb")
+    lent = calibration_for("auto", gpu, framework="deepspeed-of-mine", relatives=("megatron-deepspeed",))
+    own, bare = calibration_for("auto", gpu, framework="megatron-deepspeed"), calibration_for("auto", gpu)
+    assert lent["gemm_sustained"] == own["gemm_sustained"] != bare["gemm_sustained"]
+    assert lent["time_spread_90"] == bare["time_spread_90"] > own["time_spread_90"]
+    assert lent["oom_margin_spread"] == bare["oom_margin_spread"]
+    assert own.measured is not None and lent.measured is None
+
+
 def test_a_frameworks_memory_lies_beneath_its_step_times():
     used = calibration_for("auto", presets.gpu("b200-sxm-180gb"), framework="torchtitan")
     assert used.layers[-2:] == ("torchtitan-memory", "torchtitan")

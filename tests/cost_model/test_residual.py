@@ -109,6 +109,26 @@ def test_another_job_shares_less() -> None:
     assert float(correction(gpt_job(), Plan(), residual)) == pytest.approx(math.exp(shared / (PRIOR + 0.01) * 0.2))
 
 
+def test_a_job_that_grows_with_its_batch_is_hardly_another() -> None:
+    """Four times the GPUs and the batch: an eighth of a doubling for each of two, squared 1/16. The same batch on four times the GPUs is
+    two doublings of work for each GPU away as well.
+    """
+    job = gpt_job()
+
+    def told(of: Residual) -> float:
+        return float(correction(job, Plan(), of))
+
+    def shared(squared: float) -> float:
+        same = 0.03 + 0.03 * math.exp(-squared / 40)
+        return same + (0.001 + 0.002 * math.exp(-squared / 16)) * 10 + 0.004 * math.exp(-squared / 8) * 3
+
+    assert job.gpus > job.cluster.sizes[0]  # both are beyond a domain
+    weak = residual_of(line(0.2, gpus=4 * job.gpus, global_batch=4 * job.global_batch))
+    strong = residual_of(line(0.2, gpus=4 * job.gpus))
+    assert told(weak) == pytest.approx(math.exp(shared(1 / 16) / (PRIOR + 0.01) * 0.2))
+    assert told(strong) == pytest.approx(math.exp(shared(4 + 1 / 16) / (PRIOR + 0.01) * 0.2))
+
+
 def test_far_from_every_run_nothing_is_corrected_and_the_interval_is_the_priors() -> None:
     alone = KERNEL.model_copy(update={"offset": 0.0, "gpu": 0.0, "plan": 0.0})
     residual = residual_of(line(0.2, hidden=2**29, seq_len=2**29, layers=2**29, gpus=2**29), kernel=alone)

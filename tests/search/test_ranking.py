@@ -11,7 +11,7 @@ from tests.search.small import one_by_one, small_job, small_space
 from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu
 from tuner.plan import FULL, Plan
 from tuner.search.exhaustive import sweep
-from tuner.search.ranking import rank
+from tuner.search.ranking import Row, intricate, plainer, rank
 
 
 def test_rows_are_the_estimates_of_their_plans() -> None:
@@ -37,7 +37,9 @@ def test_rows_are_the_estimates_of_their_plans() -> None:
 
 def test_plans_whose_intervals_overlap_the_best_one_s_are_tied() -> None:
     job, space = small_job(), small_space()
-    calibration = calibration_of(job)
+    shipped = calibration_of(job)
+    narrow = shipped.coefficients["time_spread_90"].model_copy(update={"value": 0.3})  # the shipped range of two holds them all
+    calibration = shipped.model_copy(update={"coefficients": {**shipped.coefficients, "time_spread_90": narrow}})
     found = sorted(one_by_one(space), key=lambda f: f.step_s)
     ranking = rank(job, [space.plan_at(f.index) for f in found], calibration)
     best = ranking.rows[0]
@@ -80,6 +82,25 @@ def test_memory_ranks_by_bytes() -> None:
     assert [row.memory_bytes for row in ranking.rows] == sorted(row.memory_bytes for row in ranking.rows)
     assert ranking.current is not None
     assert ranking.current.rank == 1
+
+
+def test_the_plainest_of_what_cannot_be_told_apart_is_named() -> None:
+    """Two knobs fewer at 1 % more time, within a noise of 3 %; one at 0.5 % is less plain; none at 5 % is beyond the noise."""
+    job, space = small_job(), small_space()
+    row = rank(job, [space.plan_at(sweep(job, space, calibration_of(job), top_k=1).best[0].index)], calibration_of(job)).rows[0]
+
+    def other(place: int, slower: float, plan: Plan, *, tied: bool = True) -> Row:
+        return dataclasses.replace(row, rank=place, step_s=slower, plan=plan, tied=tied)
+
+    rich = Plan(tp=4, pp=2, vpp=2, cp=2, cp_kind=2, offload=1)
+    rows = [other(1, 1.0, rich), other(2, 1.005, Plan(vpp=2, cp=2)), other(3, 1.01, Plan(vpp=2)), other(4, 1.05, Plan())]
+    assert intricate(rich) == ("vpp", "cp", "offload", "cp_kind")
+    assert plainer(rows, 0.03) == (3, pytest.approx(0.01), ("cp", "offload", "cp_kind"))
+    assert plainer(rows, 0.06) == (4, pytest.approx(0.05), ("vpp", "cp", "offload", "cp_kind"))
+    assert plainer([rows[0], other(2, 1.001, Plan(), tied=False)], 0.03) is None
+    assert plainer(rows[3:], 0.03) is None and plainer([], 0.03) is None
+    assert intricate(Plan(cp_kind=2, recompute_layers=3)) == ()  # neither does anything here
+    assert intricate(Plan(recompute=FULL, recompute_layers=3)) == ("recompute_layers",)
 
 
 def test_rows_are_frozen() -> None:

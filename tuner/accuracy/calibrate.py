@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tuner.accuracy.rows import read_files
-from tuner.cost_model.calibration import CalibrationFile, Override, before_fit, layered
+from tuner.accuracy.unmeasured import unmeasured, with_spread
+from tuner.cost_model.calibration import CalibrationFile, Override, before_fit, calibration_for, layered
 from tuner.cost_model.fit.coefficients import CLEARLY, MOST_SPREAD, WORST, Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
 from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
 from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
@@ -69,6 +70,11 @@ def step_of(row: Measurement) -> Step:
 def bases_of(steps: Sequence[Step]) -> dict[str, Calibration]:
     """Return the calibration of each GPU of these steps, without what is fitted to their framework."""
     return {step.job.cluster.gpu.name: before_fit(step.job.cluster.gpu, step.job.framework.name) for step in steps}
+
+
+def hardware_of(steps: Sequence[Step]) -> dict[str, Calibration]:
+    """Return the calibration of each GPU of these steps, without any framework's."""
+    return {step.job.cluster.gpu.name: calibration_for("auto", step.job.cluster.gpu) for step in steps}
 
 
 def fit_steps(steps: Sequence[Step], bases: Mapping[str, Calibration]) -> Fitted | None:
@@ -240,6 +246,26 @@ def with_kernel(prior: str, kernel: Kernel, name: str = "kernel") -> str:
     return "\n".join([head.rstrip(), *lines[after:], f"{name}:", *block]) + "\n"
 
 
+def as_if_unmeasured(frameworks: Mapping[str, Sequence[Step]], written: Mapping[str, Written]) -> dict[str, Any]:
+    """Return the log errors of each framework's steps with its own calibration unknown: on top of their GPUs' curves lie the coefficients
+    of the first relative that was measured on the GPU, else of the first. A framework whose errors scatter more than NOISY says how noisy
+    its cluster was, and is left out.
+    """
+    on = {name: {step.job.cluster.gpu.name for step in steps} for name, steps in frameworks.items()}
+    found = {}
+    for name, steps in frameworks.items():
+        known = [relative for relative in steps[0].job.framework.relatives if relative in written]
+        bases = {}
+        for gpu, base in hardware_of(steps).items():
+            chosen = ([relative for relative in known if gpu in on[relative]] or known)[:1]
+            over = CalibrationFile(name="relative", coefficients={} if not chosen else written[chosen[0]].coefficients)
+            bases[gpu] = layered(base, over)
+        errors = log_errors(tables_of(steps, bases), {})
+        if float(np.median(np.abs(errors - np.median(errors)))) < NOISY:
+            found[name] = errors
+    return found
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Fit every framework of the files and write what helps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -259,7 +285,15 @@ def main(arguments: list[str] | None = None) -> int:
     texts, kernel = calibrate(frameworks, written)
     for name in frameworks:
         put(options.out / f"{name}.yaml", texts.get(name, ""))
-    put(options.out / "prior.yaml", with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel))
+    prior = with_kernel((options.out / "prior.yaml").read_text(encoding="utf-8"), kernel)
+    found = unmeasured(as_if_unmeasured(frameworks, written))
+    if found is not None:
+        words = (
+            f"{found.frameworks} frameworks as if never measured: {found.error:.3f} off, range {found.spread:.3f}, holds {found.inside:.3f}"
+        )
+        sys.stderr.write(words + "\n")
+        prior = with_spread(prior, found)
+    put(options.out / "prior.yaml", prior)
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, bases_of, grouped, step_of, tell
+from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, bases_of, grouped, hardware_of, step_of, tell
 from tuner.accuracy.calibrate_memory import runs_of
 from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, log_errors, tables_of
 from tuner.cost_model.fit.residuals import WORST, held_out, without
@@ -99,7 +99,7 @@ def linearised(items: Sequence[Scored], calibration_of: Callable[[Job], Calibrat
     own = calibration.framework == ordered[0].row.job.framework.name
     values = {name: calibration[name] for name in DOUBT if own and calibration.coefficients[name].based_on == calibration.name}
     prior = {name: next(iter(bases.values()))[name] for name in values}
-    bare, fitted = log_errors(tables, {}), log_errors(tables, values)
+    bare, fitted = log_errors(tables_of(steps, hardware_of(steps)), {}), log_errors(tables, values)
     slopes = [(log_errors(tables, values | {name: value * np.exp(STEP)}) - fitted) / STEP for name, value in values.items()]
     return Linearised(
         items=ordered,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -45,6 +45,7 @@ DTYPE_OF: dict[str, str] = {
 }
 PRIOR = "prior"
 POOLED = "pooled"
+SPREADS = ("time_spread_90", "oom_margin_spread")  # how sure the framework's own runs make the model
 MEMORY = "-memory"  # ends the name of a framework's file of memory coefficients, beside that of step time
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,119}")
 
@@ -268,7 +269,7 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
     if text in ("none", PRIOR, POOLED):
         return base
     if text == "auto":
-        return _stacked(base, _matching(folder, gpu, (framework, *relatives), release), framework)
+        return _stacked(base, *_matching(folder, gpu, (framework, *relatives), release), framework)
     path = folder / f"{text}.yaml"
     if not _NAME.fullmatch(text) or not path.is_file():
         path = Path(text)
@@ -276,9 +277,8 @@ def calibration_for(text: str, gpu: Gpu, *, framework: str = "", release: str = 
         raise one_problem("calibration", "", text, "is none, auto, a name or a file", nearest(text, ["none", "auto", *_names(folder)]))
     over = _read(path)
     if over.base == "hardware":
-        found = _matching(folder, gpu, (framework, *relatives), release)
-        files = [*(f for f in found if not f.framework), over, *(f for f in found if f.framework)]
-        return _stacked(base, files, framework).model_copy(update={"name": over.name})
+        generic, own = _matching(folder, gpu, (framework, *relatives), release)
+        return _stacked(base, [*generic, over], own, framework).model_copy(update={"name": over.name})
     if over.base == "auto":
         if over.framework != framework:
             rule = f"is of runs under {over.framework}; the job's framework is {framework or 'not given'}"
@@ -300,11 +300,19 @@ def before_fit(gpu: Gpu, framework: str) -> Calibration:
     return base.model_copy(update={"framework": ""})
 
 
-def _stacked(base: Calibration, files: Sequence[CalibrationFile], framework: str) -> Calibration:
-    for over in files:
-        base = layered(base, over)
-    # a relative's coefficients stand in; its runs say nothing of this framework's own
-    return base if base.framework == framework else base.model_copy(update={"measured": None, "measured_memory": None})
+def _stacked(base: Calibration, generic: Sequence[CalibrationFile], own: Sequence[CalibrationFile], framework: str) -> Calibration:
+    """Return the files of a GPU, then those of a framework, on top of a base; a relative's only stand in."""
+    bare = reduce(layered, generic, base)
+    of = reduce(layered, own, bare)
+    return of if of.framework == framework else _standing_in(of, bare)
+
+
+def _standing_in(of: Calibration, bare: Calibration) -> Calibration:
+    """Return the calibration of a relative as that of a framework that was never measured: coefficients alone. The relative's runs, and
+    how sure they make the model, say nothing of another framework's; `bare`: the calibration without any framework's.
+    """
+    coefficients = {**of.coefficients, **{name: bare.coefficients[name] for name in SPREADS}}
+    return of.model_copy(update={"measured": None, "measured_memory": None, "coefficients": coefficients})
 
 
 def _is_file(path: Path) -> bool:
@@ -318,8 +326,8 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in (PRIOR, POOLED))
 
 
-def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -> list[CalibrationFile]:
-    """Return the files for a GPU, least specific first: its own or a relative's, the framework's on any GPU, the framework's on
+def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -> tuple[list[CalibrationFile], list[CalibrationFile]]:
+    """Return the files for a GPU: its own or a relative's; and, least specific first, the framework's on any GPU, the framework's on
     this one, the release's. A framework that was not measured on this GPU takes those of the first relative that was.
     """
     names = {gpu.name, *gpu.aliases}
@@ -330,7 +338,7 @@ def _matching(folder: Path, gpu: Gpu, frameworks: Sequence[str], release: str) -
     chosen = [f for f in generic if names & set(f.gpus)] or [f for f in generic if names & set(f.relatives)]
     stacks = [_of_framework(files, name, names, release) for name in frameworks if name]
     measured = [stack for stack in stacks if any(names & {*f.gpus, *f.fitted_on} for f in stack)]
-    return chosen[:1] + next(iter([*measured, *stacks[:1]]), [])
+    return chosen[:1], next(iter([*measured, *stacks[:1]]), [])
 
 
 def _of_framework(files: Sequence[CalibrationFile], framework: str, gpus: set[str], release: str) -> list[CalibrationFile]:

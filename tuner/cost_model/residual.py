@@ -52,6 +52,7 @@ KNOBS: tuple[tuple[str, Callable[[int], float]], ...] = (
 )
 # Pairs of knobs (places in KNOBS) that act together: the size of products and messages, and how the pipeline fills.
 PAIRS = ((0, 5), (1, 5), (0, 1))
+SCALING = 0.125  # of a doubling for each doubling of GPUs
 OUTSIDE = 3.0  # doublings between a job inside one NVLink domain and one beyond it
 NOISE_REACH = 4.0  # squared doublings over which runs are taken to be as noisy as each other
 FIELDS = tuple(dict.fromkeys(name for name, _ in KNOBS))
@@ -212,11 +213,15 @@ def _number(text: str, row: int, name: str) -> float:
 
 
 def _job_axes(hidden: Any, layers: Any, seq_len: Any, gpus: Any, global_batch: Any, domain: Any, moe: Any, mla: Any) -> tuple[Any, ...]:
-    """Return the job's coordinates: sizes in doublings, the batch counting half; more GPUs than an NVLink domain holds are OUTSIDE
-    doublings away from fewer, experts two and MLA one.
+    """Return the job's coordinates: sizes in doublings; more GPUs than an NVLink domain holds are OUTSIDE doublings away from fewer,
+    experts two and MLA one.
+
+    The batch counts by GPU, and GPUs by SCALING: a job that grows with its batch does the same work on each GPU, and what it loses is for
+    the formulas to say. Runs of other sizes would be taken for a slope and carried on far beyond them.
     """
-    sizes = (np.log2(1.0 * size) for size in (hidden, layers, seq_len, gpus))
-    return (*sizes, 0.5 * np.log2(1.0 * global_batch), OUTSIDE * (gpus > domain), 2.0 * moe, 1.0 * mla)
+    sizes = (np.log2(1.0 * size) for size in (hidden, layers, seq_len))
+    each = np.log2(1.0 * global_batch / gpus)
+    return (*sizes, SCALING * np.log2(1.0 * gpus), each, OUTSIDE * (gpus > domain), 2.0 * moe, 1.0 * mla)
 
 
 def job_features(job: Job) -> Any:
@@ -361,6 +366,11 @@ def ratio_spread90(job: Job, plans: Plan, n: int, residual: Residual) -> Any:
     apart = 2.0 * (residual.kernel.prior - _between(residual.kernel, shared, points, points[0])) - np.square(white - white[0]).sum(axis=-1)
     noise, reach = _noise_near(residual, job)
     return _reaching(reach, np.maximum(apart, 0.0) + 2.0 * noise * noise)
+
+
+def noise_of(job: Job, residual: Residual) -> float:
+    """Return the standard deviation of log(step time) between runs of one plan of a job, as the runs near it have it."""
+    return _noise_near(residual, job)[0]
 
 
 def _reaching(reach: float, variance: Any) -> Any:

@@ -37,8 +37,7 @@ def questions(world: int, local: int, *, accelerated: bool, precision: str) -> l
     kinds: list[list[Question]] = [
         _products(accelerated),
         _attention(accelerated),
-        [{"op": "issue"}, {"op": "launch", "repeats": KERNELS}]
-        + [{"op": "stream", "bytes": size} for size in (STREAMS if accelerated else CPU_STREAMS)],
+        _memory_bound(accelerated),
         *([_messages(world, local, accelerated)] if world > 1 else []),
     ]
     longest = max(map(len, kinds))
@@ -48,6 +47,11 @@ def questions(world: int, local: int, *, accelerated: bool, precision: str) -> l
 
 def _new(i: int, length: int, longest: int) -> bool:
     return i == 0 or i * length // longest != (i - 1) * length // longest
+
+
+def _memory_bound(accelerated: bool) -> list[Question]:
+    issue: list[Question] = [{"op": "issue"}, {"op": "launch", "repeats": KERNELS}]
+    return issue + [{"op": "stream", "bytes": size} for size in (STREAMS if accelerated else CPU_STREAMS)]
 
 
 def _products(accelerated: bool) -> list[Question]:

@@ -10,6 +10,7 @@ from tuner.errors import InfrastructureError, TunerError
 from tuner.profiling.adoption import adopt, unclaimed
 from tuner.profiling.budget import EVERY, Why, due, faults_of, most, over
 from tuner.profiling.driver import LOCK, Campaign, Driver
+from tuner.profiling.interruption import held_back
 from tuner.profiling.ledger import INTERRUPTED
 from tuner.profiling.nodes import failing
 from tuner.profiling.recall import keep, recall
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
     from tuner.profiling.ledger import Entry
+    from tuner.search.beliefs import Ran
 
     Tell = Callable[[str, int, int], None]
 
@@ -31,7 +33,8 @@ POLL_S = 0.2
 
 class Ended(NamedTuple):
     """How a campaign ended. entries: what ran, in order, with what was known before it (number -1); known: how many that are; why: in
-    words; enough: whether it ended by its own rule rather than for want of budget; faults: what machines did wrong, and which are left out.
+    words; enough: whether it ended by its own rule rather than for want of budget; faults: what machines did wrong, and which are left
+    out; ran: what is known of candidates.
     """
 
     entries: tuple[Entry, ...]
@@ -39,6 +42,7 @@ class Ended(NamedTuple):
     why: str
     enough: bool
     faults: tuple[str, ...]
+    ran: tuple[Ran, ...] = ()
 
 
 def run(campaign: Campaign, progress: Tell | None = None) -> Ended:
@@ -49,17 +53,18 @@ def run(campaign: Campaign, progress: Tell | None = None) -> Ended:
         campaign.folder.mkdir(parents=True, exist_ok=True)
         study = new_study(campaign.sampler, name=campaign.name, storage=campaign.storage)
         driver = Driver(campaign, study, FileLock(campaign.folder / LOCK))
-        return _ended(driver, recall(driver), _driven(driver, progress))
+        with held_back() as interrupted:
+            return _ended(driver, recall(driver), _driven(driver, interrupted, progress))
     except StorageError as error:
         raise InfrastructureError(f"the storage of trials failed: {said(error)}: the same command goes on from here") from error
     except OSError as error:
         raise InfrastructureError(f"{error.filename or campaign.folder}: {error.strerror or error}") from None
 
 
-def _driven(driver: Driver, progress: Tell | None) -> Why:
+def _driven(driver: Driver, interrupted: Callable[[], bool], progress: Tell | None) -> Why:
     """Run trials until none is to start and none runs; return why."""
     try:
-        while True:
+        while not interrupted():
             adopt(driver)
             collect(driver)
             why = _start(driver)
@@ -67,19 +72,18 @@ def _driven(driver: Driver, progress: Tell | None) -> Why:
             if why is not None and not driver.live and not unclaimed(driver):
                 return why
             time.sleep(POLL_S)
-    except KeyboardInterrupt:
         stop(driver)
-        return Why(f"{INTERRUPTED}; the same command goes on from here", False)
-    except (TunerError, StorageError, OSError):
+    except (TunerError, StorageError, OSError, KeyboardInterrupt):
         for one in driver.live:  # without telling: the study may be what failed
             one.running.stop(INTERRUPTED)
         raise
+    return Why(f"{INTERRUPTED}; the same command goes on from here", False)
 
 
 def _ended(driver: Driver, known: int, why: Why) -> Ended:
     keep(driver)
     out = tuple(f"{node} failed under several runs: later ones leave it out where nodes can be chosen" for node in failing(driver.own()))
-    return Ended(tuple(driver.entries), known, why.words, why.enough, (*faults_of(driver), *out))
+    return Ended(tuple(driver.entries), known, why.words, why.enough, (*faults_of(driver), *out), tuple(driver.ran()))
 
 
 def _start(driver: Driver) -> Why | None:

@@ -322,10 +322,9 @@ def measure_search(
     from tuner.profiling.nodes import slow
     from tuner.profiling.proxies import ProxyRunner
     from tuner.profiling.standing import standings
-    from tuner.profiling.storage import open_storage
+    from tuner.profiling.storage import close_storage, open_storage
     from tuner.search.candidates import Candidates
-    from tuner.search.sampler import PlanSampler, ran_of
-    from tuner.search.trials import new_study
+    from tuner.search.sampler import PlanSampler
 
     measure, job = read_measure(request), answer.job
     runner = open_runner(measure.runner, Setup(**_setup(measure)))
@@ -352,12 +351,14 @@ def measure_search(
         shared=None if measure.proxy else shared,
         run_gpus=min(job.gpus, job.cluster.gpus_per_node) if measure.proxy else 0,
     )
-    ended = run(campaign, progress)
-    ran, _ = ran_of(candidates, new_study(campaign.sampler, name=name, storage=campaign.storage))
+    try:
+        ended = run(campaign, progress)
+    finally:
+        close_storage(campaign.storage)
     places = {tuple(sorted(plan_record(plan, job.gpus).items())): i for i, plan in enumerate(plans)}
     telling = [entry for entry in ended.entries if not entry.reference and tells(entry.result)]
     results = {places[tuple(sorted(entry.plan.items()))]: entry.result for entry in telling}
-    standing = standings(candidates, ran, results)
+    standing = standings(candidates, ended.ran, results)
     measured = Measured(
         ended=ended,
         runner=campaign.runner.name,

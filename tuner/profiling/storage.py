@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from optuna.storages import BaseStorage
 
-__all__ = ["JOURNAL", "FileLock", "StorageError", "open_storage", "said", "shown"]
+__all__ = ["JOURNAL", "FileLock", "StorageError", "close_storage", "open_storage", "said", "shown"]
 JOURNAL = "study.journal"
 _SCHEMES = ("sqlite", "postgresql", "mysql")
 _TRIES, _PAUSE_S = 4, 0.5  # drivers that start at once make the tables of a new database at once: all but one fail
@@ -79,6 +79,13 @@ def open_storage(url: str, folder: Path) -> BaseStorage:
                 raise InfrastructureError(f"storage {shown(url)}: cannot be opened: {said(error, url)}") from None
             time.sleep(_PAUSE_S)
     raise AssertionError("the last try returns or raises")
+
+
+def close_storage(storage: BaseStorage) -> None:
+    """Give back a database's connections."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
 
 
 def _journal(path: Path) -> JournalStorage:

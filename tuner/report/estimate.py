@@ -58,7 +58,7 @@ def memory_lines(record: dict[str, Any], page: Page) -> list[str]:
     """Return what the fullest stage needs, of what, and whether it fits."""
     place = stage_name(record["worst_stage"], record["plan"]["pp"])
     need = f"{gigabytes(record['memory_bytes'])} of {gigabytes(record['job']['gpu_memory_bytes'])} GB" + (f" on {place}" if place else "")
-    verdict = "fits" if record["fits"] else "does not fit"
+    verdict = "fits" if record["searched"] else "may not fit, a search passes over it" if record["fits"] else "does not fit"
     lines = labelled("memory", f"{need}, P(OOM) {probability(record['p_oom'])}: {verdict}", page)
     return lines if record["fits"] else [page.bad(line) for line in lines] if page.color else lines
 

@@ -150,7 +150,8 @@ def verdict(record: dict[str, Any], page: Page) -> list[str]:
     if not record["ranking"]:
         return []
     best, job = record["ranking"][0], record["job"]
-    lines = labelled("best", f"{mesh(best['plan'], job)}; {microbatches(best['microbatches'], best['plan']['micro_batch'])}", page)
+    cut = f"{mesh(best['plan'], job)}; {microbatches(best['microbatches'], best['plan']['micro_batch'])}"
+    lines = labelled("best", f"{cut}; {kept_words(best['plan'])}", page)
     if best["run"]:
         run = best["run"]
         cost = f", cost {run['cost']:,.0f}" if run["cost"] is not None else ""
@@ -159,8 +160,26 @@ def verdict(record: dict[str, Any], page: Page) -> list[str]:
         )
         lines += labelled("run", text, page)
     lines += own_words(record, page) if record["current"] else []
+    held = held_words(record)
+    lines += labelled("held", f"{held}: as {job['framework']} does, not varied; --space varies them", page) if held else []
     lines += labelled("sure", sure_words(record), page)
+    lines += labelled("plainer", plainer_words(record["plainer"]), page) if record["plainer"] else []
     return lines + labelled("", f"MFU: {mfu_words(job)}", page)
+
+
+def kept_words(plan: dict[str, Any]) -> str:
+    """Return what a plan does for memory: "recompute none, zero 1"; offload where there is any."""
+    offload = "" if plan["offload"] == "none" else f", offload {plan['offload']}"
+    return f"recompute {plan['recompute']}, zero {plan['zero']}{offload}"
+
+
+def held_words(record: dict[str, Any]) -> str:
+    """Return the knobs that the search did not vary and nobody held, as the best plan has them; "" where it varied all."""
+    space, plan = record["space"], record["ranking"][0]["plan"]
+    varied = {*space["fix"], *space["axes"]}
+    dense = record["job"]["parameters"] == record["job"]["active_parameters"]
+    idle = {"dp", *(("ep", "etp", "ep_overlap") if dense else ())}
+    return ", ".join(f"{title} {word(plan[knob])}" for knob, title, *_ in KNOBS if knob in plan and knob not in varied | idle)
 
 
 def sure_words(record: dict[str, Any]) -> str:
@@ -175,6 +194,12 @@ def sure_words(record: dict[str, Any]) -> str:
         return made
     which = f"all {shown} shown" if tied == shown else f"the first {tied}"
     return f"{made}; {which} cannot be told apart from the best"
+
+
+def plainer_words(plainer: dict[str, Any]) -> str:
+    """Return which of the plans that cannot be told apart needs fewer knobs, and which it does without."""
+    knobs = ", ".join(name.replace("_", " ") for name in plainer["without"])
+    return f"#{plainer['rank']} is as fast within the noise of a run ({percent(plainer['slower'])} % slower), without {knobs}: try it first"
 
 
 def own_words(record: dict[str, Any], page: Page) -> list[str]:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu
-from tuner.cost_model.residual import ratio_spread90
+from tuner.cost_model.residual import noise_of, ratio_spread90
 from tuner.cost_model.rules import broken
-from tuner.plan import Plan
+from tuner.plan import ALL_LAYERS, FULL, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
     from tuner.search.exhaustive import Objective
 
+SAME = 0.005  # step times this near each other (as logarithms) are one, where no runs say how noisy they are
 Basis = Literal["analytic", "calibrated", "measured", "proxy"]
 
 
@@ -44,6 +46,53 @@ class Row:
     problems: tuple[str, ...] = ()
 
 
+# Knobs that a plan can do without, and what they are then: each is one more thing to set up and to go wrong.
+PLAIN: Mapping[str, int] = {
+    "vpp": 1,
+    "cp": 1,
+    "offload": 0,
+    "shard_group": 0,
+    "schedule": 0,
+    "embedding_layers": 0,
+    "loss_layers": 0,
+    "cp_kind": 0,
+    "recompute_layers": ALL_LAYERS,
+}
+
+
+class Plainer(NamedTuple):
+    """A ranked plan that cannot be told apart from the first and needs fewer knobs: its rank, how much slower it is by the figures (0.01:
+    1 %), and the knobs that it does without.
+    """
+
+    rank: int
+    slower: float
+    without: tuple[str, ...]
+
+
+def intricate(plan: Plan) -> tuple[str, ...]:
+    """Return the knobs of a single plan that it could do without."""
+    used = {name for name, plain in PLAIN.items() if getattr(plan, name) != plain}
+    idle = {"cp_kind"} if plan.cp == 1 else set()
+    idle |= set() if plan.recompute & FULL else {"recompute_layers"}
+    return tuple(name for name in PLAIN if name in used - idle)
+
+
+def plainer(rows: Sequence[Row], noise: float) -> Plainer | None:
+    """Return the plainest of the rows that are as fast as the first within the noise of a run (a standard deviation of the logarithm),
+    the fastest of equals; None where the first is as plain.
+    """
+    if not rows:
+        return None
+    first = intricate(rows[0].plan)
+    near = [row for row in rows if row.tied and row.step_s <= rows[0].step_s * math.exp(noise)]
+    best = min(near, key=lambda row: (len(intricate(row.plan)), row.rank), default=rows[0])
+    own = intricate(best.plan)
+    if len(own) >= len(first):
+        return None
+    return Plainer(best.rank, best.step_s / rows[0].step_s - 1.0, tuple(name for name in first if name not in own))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """Rows, best first, and the person's present plan with the rank it would have among them and the plans of the space."""
@@ -51,6 +100,7 @@ class Ranking:
     rows: tuple[Row, ...]
     objective: Objective
     current: Row | None = None
+    plainer: Plainer | None = None
 
     @property
     def tied(self) -> int:
@@ -75,7 +125,13 @@ def rank(
         return Ranking(rows=(), objective=objective, current=_current(job, current, calibration, objective, []))
     alike = _alike(job, plans, calibration, estimates)
     rows = tuple(_row(job, plan, e, i + 1, tied) for i, (plan, e, tied) in enumerate(zip(plans, estimates, alike, strict=True)))
-    return Ranking(rows=rows, objective=objective, current=_current(job, current, calibration, objective, estimates, plans[0]))
+    noise = SAME if calibration.residual is None else noise_of(job, calibration.residual)
+    return Ranking(
+        rows=rows,
+        objective=objective,
+        current=_current(job, current, calibration, objective, estimates, plans[0]),
+        plainer=plainer(rows, noise) if objective != "memory" else None,
+    )
 
 
 class _Cost(NamedTuple):

@@ -90,6 +90,13 @@ class PlanSampler(BaseSampler):
         self.inner: BaseSampler | None = None if inner is None else inner(seed=seed)
         self.space = space_of(candidates)
 
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Claim a new trial for this driver at once: proposing its knobs may take seconds."""
+        from tuner.search.trials import DRIVER, this_driver
+
+        if trial.state == TrialState.RUNNING and DRIVER not in trial.user_attrs:
+            study._storage.set_trial_user_attr(trial._trial_id, DRIVER, this_driver())
+
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002 (Optuna's)
         """Return the knobs of the candidates."""
         return self.space

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DRIVER = "driver"
 REFERENCE = "reference"  # the candidate that a repeat runs: its trial has no knobs, so that no sampler takes it for a proposal
 KNOWN = "known"
-_UNBORN_S = 5.0  # a trial whose knobs are not written by then belongs to a driver that died
+_UNBORN_S = 2.0  # a trial that nobody claims by then belongs to a driver that died between two writes
 
 
 def new_study(sampler: PlanSampler, *, name: str | None = None, storage: BaseStorage | None = None) -> optuna.Study:
@@ -68,24 +68,31 @@ def ask(study: optuna.Study, candidates: Candidates, most: int | None = None) ->
         if trial is None:
             continue
         index = index_of(candidates, trial.params)
-        trial.set_user_attr(DRIVER, this_driver())
-        before = {index_of(candidates, one.params) for one in _before(study, trial.number)} - {None}
+        before = {index_of(candidates, one.params) for one in _before(study, trial.number, candidates)} - {None}
         if index is not None and index not in before and (most is None or len(before) < most):
             return trial, index
         tell_nothing(study, trial.number)
 
 
 def _asked(study: optuna.Study, candidates: Candidates) -> optuna.Trial | None:
-    """Return a new trial; None for one that a person enqueued with a value that no candidate has (it is given up like any orphan)."""
+    """Return a new trial, which the sampler claims for this driver; None for one that a person enqueued with a value that no candidate
+    has, and for one that other drivers gave up because this one was stopped for long before it claimed it.
+    """
+    from optuna.exceptions import UpdateFinishedTrialError
+    from optuna.trial import TrialState
+
     from tuner.search.sampler import space_of
 
     try:
         return study.ask(space_of(candidates))
-    except ValueError:
+    except (ValueError, UpdateFinishedTrialError):
+        for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if one.user_attrs.get(DRIVER) == this_driver() and _asks(one, candidates):
+                tell_nothing(study, one.number)
         return None
 
 
-def _before(study: optuna.Study, number: int) -> list[FrozenTrial]:
+def _before(study: optuna.Study, number: int, candidates: Candidates) -> list[FrozenTrial]:
     """Return the trials of lower numbers that run or say something of their plan, once the knobs of each are written."""
     from optuna.trial import TrialState
 
@@ -93,14 +100,18 @@ def _before(study: optuna.Study, number: int) -> list[FrozenTrial]:
 
     while True:
         earlier = [one for one in study.get_trials(deepcopy=False) if one.number < number and one.state != TrialState.WAITING]
-        kept = [one for one in earlier if not one.state.is_finished() or END in one.user_attrs]
-        if not any(not one.state.is_finished() and unborn(one) for one in kept):
-            return [one for one in kept if one.state.is_finished() or DRIVER in one.user_attrs]
+        if not any(_asks(one, candidates) and (unborn(one) or alive(one.user_attrs.get(DRIVER, ""))) for one in earlier):
+            return [one for one in earlier if not one.state.is_finished() or END in one.user_attrs]
         time.sleep(0.02)
 
 
+def _asks(trial: FrozenTrial, candidates: Candidates) -> bool:
+    """Whether a driver is about to write a trial's knobs."""
+    return not trial.state.is_finished() and REFERENCE not in trial.user_attrs and len(trial.params) < len(candidates.words[0])
+
+
 def unborn(trial: FrozenTrial) -> bool:
-    """Whether an unfinished trial is in the moment between being asked for and being claimed."""
+    """Whether an unfinished trial is in the moment between being made and being claimed."""
     begun = trial.datetime_start
     return DRIVER not in trial.user_attrs and begun is not None and time.time() - begun.timestamp() <= _UNBORN_S
 
