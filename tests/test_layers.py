@@ -15,7 +15,7 @@ LEVELS: tuple[tuple[str, float], ...] = (
     ("tuner.model", 1), ("tuner.cluster", 1), ("tuner.job", 1.2), ("tuner.plan_text", 1.1), ("tuner.plan_defaults", 9.1),
     ("tuner.plan", 1), ("tuner.measurement", 1.3), ("tuner.load", 2), ("tuner.hf_config", 2.1), ("tuner.presets", 2.2),
     ("tuner.timing", 2.1), ("tuner.cluster_text", 2.3),
-    ("tuner.cost_model.curves", 2.9), ("tuner.cost_model.calibration", 3), ("tuner.cost_model.rules", 3), ("tuner.cost_model.params", 4),
+    ("tuner.cost_model.curves", 2.9), ("tuner.cost_model.runs", 2.9), ("tuner.cost_model.calibration", 3), ("tuner.cost_model.rules", 3), ("tuner.cost_model.params", 4),
     ("tuner.cost_model.flops", 4), ("tuner.cost_model.shard", 4), ("tuner.cost_model.roofline", 4), ("tuner.cost_model.collectives", 4),
     ("tuner.cost_model.work", 4.5), ("tuner.cost_model.layer", 5), ("tuner.cost_model.activations", 5), ("tuner.cost_model.pipeline", 5.1),
     ("tuner.cost_model.weights", 5.2), ("tuner.cost_model.data_parallel", 5.3), ("tuner.cost_model.memory", 5.4),
