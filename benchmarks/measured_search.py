@@ -1,8 +1,8 @@
-"""A measured search against the exhaustive sweep of its space, really run: python benchmarks/measured_search.py [--write PAGE.md] [-o FOLDER].
+"""A measured search against the exhaustive sweep of its space, really run.
 
-`tuner search -m tiny -c local --profile 8`, then every plan of that space once, and the fastest twelve twice more, in random order, on this
-machine's CPUs (about 20 minutes on 2 cores; keep the machine quiet). Prints the plans by their median step and where the search's pick stands.
---write puts the table between <!-- measured --> marks.
+python benchmarks/measured_search.py [--write PAGE.md] [-o FOLDER]: `tuner search -m tiny -c local --profile 8`, then every plan of that
+space once, and the fastest twelve twice more, in random order, on this machine's CPUs (about 20 minutes on 2 cores; keep it quiet). Prints
+the plans by their median step and where the search's pick stands. --write puts the table between <!-- measured --> marks.
 """
 
 from __future__ import annotations
