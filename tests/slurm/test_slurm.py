@@ -147,6 +147,11 @@ def test_excluded_nodes_are_left_out(cluster: Cluster, tmp_path: Path) -> None:
     assert result.nodes == ("n4",)
 
 
+def test_nodes_that_a_trial_leaves_out(cluster: Cluster, tmp_path: Path) -> None:
+    result = ended(runner(tmp_path, "ok", exclude=("n1",)).start(trial(tmp_path / "t", exclude=("n2", "n4"))))
+    assert result.nodes == ("n3",)
+
+
 def test_a_refused_job_says_what_slurm_says(cluster: Cluster, tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match=r"sbatch: error: .*invalid partition specified: \$\(touch x\)"):
         runner(tmp_path, "ok", site={"partition": "$(touch x)"}).start(trial(tmp_path / "t"))

@@ -198,7 +198,7 @@ class SlurmRunner:
         folder, ticket = trial.folder, secrets.token_hex(8)
         (folder / RECORD).unlink(missing_ok=True)
         (folder / EXIT).unlink(missing_ok=True)
-        argv = ("sbatch", *sbatch_options(self.site, trial, per, self.exclude), str(folder.absolute() / JOB))
+        argv = ("sbatch", *sbatch_options(self.site, trial, per, (*self.exclude, *trial.exclude)), str(folder.absolute() / JOB))
         scripts = {JOB: job_script(self.site, trial, ticket), LAUNCH: launch_script(self.site, trial, per, (), ()), TASK: task}
         environment = {**os.environ, **secrets_of(self.site)}
         supervised.prepare(trial, argv, scripts, environment)
@@ -212,7 +212,7 @@ class SlurmRunner:
         return SlurmJob(trial, job, self._launcher, self.site.queue_s, self.linger_s, self.every_s)
 
     def _step(self, trial: Trial, task: str, per: str) -> supervised.Supervised:
-        nodes = self._free_nodes(nodes_of(trial))
+        nodes = self._free_nodes(nodes_of(trial), trial.exclude)
         options = (f"--jobid={self.allocation}", "--overlap")
         scripts = {LAUNCH: launch_script(self.site, trial, per, options, nodes), TASK: task}
         orders = self._orders(trial, per, cleanup=cancel_steps(trial, self.allocation), nodes=nodes)
@@ -221,7 +221,7 @@ class SlurmRunner:
         self._started.append((running, nodes))
         return running
 
-    def _free_nodes(self, count: int) -> tuple[str, ...]:
+    def _free_nodes(self, count: int, exclude: tuple[str, ...]) -> tuple[str, ...]:
         """Return nodes of the allocation that are up and run no trial. Raises InfrastructureError."""
         state = slurm_queue.job_state(self.allocation)
         if state.phase != "running":
@@ -229,7 +229,7 @@ class SlurmRunner:
         self._started[:] = [(running, nodes) for running, nodes in self._started if running.result is None]
         used = {node for _, nodes in self._started for node in nodes}
         used |= {node for _, name, nodes in slurm_queue.steps(self.allocation) if name.startswith("tuner-") for node in nodes}
-        bad = {*self.exclude, *slurm_queue.down(state.nodes)}
+        bad = {*self.exclude, *exclude, *slurm_queue.down(state.nodes)}
         free = [node for node in state.nodes if node not in used | bad]
         if len(free) < count:
             ruled = f", {', '.join(sorted(bad))} left out" if bad else ""

@@ -26,7 +26,7 @@ class Trial:
     first `warmup` are not timed; wall_s: it is stopped past this many seconds; quiet_s: and when its log stands still this long.
 
     microbatches: micro batches that a step of the run holds (0: those of the job's global batch); a shorter step is a cheaper run, and
-    two counts give the pinned batch's time as a + b x microbatches.
+    two counts give the pinned batch's time as a + b x microbatches. exclude: nodes to leave out, where the runner chooses nodes.
     """
 
     number: int
@@ -38,6 +38,7 @@ class Trial:
     microbatches: int = 0
     wall_s: float = 600.0
     quiet_s: float = 120.0
+    exclude: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the trial as JSON: what `read_trial` takes."""
@@ -50,7 +51,8 @@ def read_trial(folder: Path) -> Trial:
     path = folder / TRIAL
     data = dict(parse_json(read_text(path), str(path)))
     job = load_spec(Job, data.pop("job"), str(path), units=False)
-    return Trial(**data | {"job": job, "plan": Plan(**data.pop("plan")), "folder": folder})
+    own = {"job": job, "plan": Plan(**data.pop("plan")), "folder": folder, "exclude": tuple(data.pop("exclude", ()))}
+    return Trial(**data | own)
 
 
 class Result(Spec):

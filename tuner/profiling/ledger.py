@@ -4,6 +4,7 @@ run again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,22 +17,25 @@ from tuner.load import load_spec
 from tuner.plan_text import plan_record
 
 if TYPE_CHECKING:
+    from collections.abc import Container
     from pathlib import Path
 
     from tuner.job import Job
     from tuner.plan import Plan
 
-TELLING = ("ok", "oom", "failed", "stopped")  # ends that say something of the plan
+INTERRUPTED = "interrupted"  # why a run was stopped that says nothing of its plan
+_FIELDS = ("key", "study", "number", "plan", "predicted_s", "said_s", "low_s", "high_s", "reference")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A run. key: what it is a measurement of (see `key_of`); number: its place in its search; predicted_s: what the cost model said,
-    said_s: what was believed just before it ran, low_s and high_s: the ends of the 90 % range of that; reference: it was run again to
-    see drift.
+    """A run. key: what it is a measurement of (see `key_of`); study, number: its search and its trial there (-1: it is known from another
+    search); predicted_s: what the cost model said, said_s: what was believed just before it ran, low_s and high_s: the ends of the 90 %
+    range of that; reference: it was run again to see drift.
     """
 
     key: str
+    study: str = ""
     number: int
     plan: dict[str, Any]
     result: Result
@@ -41,10 +45,19 @@ class Entry:
     high_s: float | None = None
     reference: bool = False
 
+    @property
+    def run(self) -> tuple[str, int, float]:
+        """What no other run has: its study, its trial and when it started (a study that was lost begins at trial 0 again)."""
+        return self.study, self.number, self.result.started
+
     def record(self) -> dict[str, Any]:
         """Return the entry as a line of its file holds it."""
-        names = ("key", "number", "plan", "predicted_s", "said_s", "low_s", "high_s", "reference")
-        return {name: getattr(self, name) for name in names} | {"result": self.result.model_dump(mode="json")}
+        return {name: getattr(self, name) for name in _FIELDS} | {"result": self.result.model_dump(mode="json")}
+
+
+def tells(result: Result) -> bool:
+    """Whether a result says something of its plan: a time, that it does not fit or fails, that it does not end within a limit."""
+    return result.end != "infrastructure" and not (result.end == "stopped" and result.reason == INTERRUPTED)
 
 
 def key_of(job: Job, plan: Plan, software: str) -> str:
@@ -56,35 +69,54 @@ def key_of(job: Job, plan: Plan, software: str) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
 
 
-def append(path: Path, entry: Entry) -> None:
-    """Append a line and see it on disk; a line that a kill left half-written is ended first. Raises InfrastructureError."""
+def append(path: Path, entry: Entry) -> bool:
+    """Append a run, unless it stands there already, and see it on disk; return whether it was appended. A line that a kill left
+    half-written is ended first; drivers that share the file wait for each other. Raises InfrastructureError.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
-            torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
-            line = json.dumps(entry.record(), ensure_ascii=False, allow_nan=False)
-            file.write((b"\n" if torn else b"") + line.encode() + b"\n")
+            fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes
+            file.seek(0)
+            data = file.read()
+            if any(_run(line) == entry.run for line in data.split(b"\n")):
+                return False
+            line = json.dumps(entry.record(), ensure_ascii=False, allow_nan=False).encode()
+            file.write((b"\n" if data and not data.endswith(b"\n") else b"") + line + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise InfrastructureError(f"{path}: the measurement cannot be kept: {error.strerror or error}") from None
+    return True
 
 
-def read(path: Path) -> list[Entry]:
-    """Return the entries of a file, in order; none where there is no file. A line that is no entry (cut short, or of another version) is
-    passed over: what it measured is measured again.
+def read(path: Path, keys: Container[str] | None = None) -> list[Entry]:
+    """Return the entries of a file, in order, those of these keys only; none where there is no file. A line that is no entry (cut short,
+    or of another version) is passed over: what it measured is measured again.
     """
     try:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
     except OSError as error:
         raise InfrastructureError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return [entry for line in lines if line.strip() and (entry := _entry(line)) is not None]
+    records = [record for line in lines if (record := _record(line)) and (keys is None or record.get("key") in keys)]
+    return [entry for record in records if (entry := _entry(record)) is not None]
 
 
-def _entry(line: bytes) -> Entry | None:
+def _record(line: bytes) -> dict[str, Any] | None:
     try:
         data = json.loads(line)
-        result = load_spec(Result, data.pop("result"), "ledger", units=False)
-        return Entry(result=result, **data)
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, SpecError):
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and isinstance(data.get("key"), str) and isinstance(data.get("result"), dict) else None
+
+
+def _run(line: bytes) -> tuple[Any, ...]:
+    record = _record(line)
+    return () if record is None else (record.get("study"), record.get("number"), record["result"].get("started"))
+
+
+def _entry(record: dict[str, Any]) -> Entry | None:
+    try:
+        return Entry(result=load_spec(Result, record.pop("result"), "ledger", units=False), **record)
+    except (TypeError, SpecError):
         return None

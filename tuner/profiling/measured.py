@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from tuner.launch.runner import Runner
     from tuner.launch.trial import Result
     from tuner.plan import Plan
-    from tuner.profiling.campaign import Ended, Limits
+    from tuner.profiling.campaign import Ended
+    from tuner.profiling.limits import Limits
     from tuner.profiling.standing import Standing
     from tuner.request import Request
     from tuner.search.exhaustive import SweepResult
@@ -76,7 +77,7 @@ def completed(request: Request) -> Request:
 
 def read_measure(request: Request) -> Measure:
     """Return how a search is to measure. Raises SpecError listing every problem."""
-    from tuner.profiling.campaign import Limits
+    from tuner.profiling.limits import Limits
 
     problems = Problems()
 
@@ -293,12 +294,14 @@ def measure_search(
 ) -> SearchAnswer:
     """Return a search's answer with its best plans measured. Raises SpecError, InfrastructureError and NothingFeasible."""
     from tuner.launch.runner import Setup, open_runner
-    from tuner.profiling.campaign import Campaign, run
+    from tuner.profiling.campaign import run
+    from tuner.profiling.driver import Campaign
+    from tuner.profiling.ledger import tells
+    from tuner.profiling.nodes import slow
     from tuner.profiling.standing import standings
-    from tuner.profiling.storage import open_storage
+    from tuner.profiling.storage import close_storage, open_storage
     from tuner.search.candidates import Candidates
-    from tuner.search.sampler import PlanSampler, ran_of
-    from tuner.search.trials import new_study
+    from tuner.search.sampler import PlanSampler
 
     measure, job = read_measure(request), answer.job
     runner = open_runner(measure.runner, Setup(**_setup(measure)))
@@ -320,12 +323,14 @@ def measure_search(
         first=() if current is None else (plans.index(current),) if current in plans else (),
         shared=shared_ledger() if measure.shared else None,
     )
-    ended = run(campaign, progress)
-    ran, _ = ran_of(candidates, new_study(campaign.sampler, name=name, storage=campaign.storage))
+    try:
+        ended = run(campaign, progress)
+    finally:
+        close_storage(campaign.storage)
     places = {tuple(sorted(plan_record(plan, job.gpus).items())): i for i, plan in enumerate(plans)}
-    telling = [entry for entry in ended.entries if not entry.reference and entry.result.end != "infrastructure"]
+    telling = [entry for entry in ended.entries if not entry.reference and tells(entry.result)]
     results = {places[tuple(sorted(entry.plan.items()))]: entry.result for entry in telling}
-    standing = standings(candidates, ran, results)
+    standing = standings(candidates, ended.ran, results)
     measured = Measured(
         ended=ended,
         runner=runner.name,
@@ -334,7 +339,7 @@ def measure_search(
         candidates=len(candidates),
         folder=folder,
         drift=drift_of(ended),
-        slow_nodes=(),
+        slow_nodes=slow(ended.entries, job.gpus),
         calibration=calibration_text(job, plans, results),
     )
     return dataclasses.replace(
@@ -355,7 +360,7 @@ def _setup(measure: Measure) -> dict[str, Any]:
 
 def _cost(measure: Measure) -> Callable[[Any], Any] | None:
     """Return the seconds of a run by its step time, where the budget is time: starting takes about as long for all."""
-    from tuner.profiling.campaign import STARTUP_S
+    from tuner.profiling.limits import STARTUP_S
 
     if measure.limits.accelerator_s is None:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tuner.profiling.campaign import NORMAL_90
+from tuner.profiling.limits import NORMAL_90
 from tuner.search.beliefs import Ran
 
 if TYPE_CHECKING:
