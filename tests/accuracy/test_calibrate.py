@@ -18,7 +18,7 @@ from tuner.cost_model.estimate import estimate
 from tuner.cost_model.fit.coefficients import Step
 from tuner.cost_model.fit.memory import fit_memory
 from tuner.cost_model.fit.residuals import START
-from tuner.cost_model.residual import read_runs
+from tuner.cost_model.runs import read_runs
 from tuner.load import load_spec, load_yaml, parse_yaml
 from tuner.measurement import Measurement
 from tuner.plan import Plan

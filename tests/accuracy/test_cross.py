@@ -102,7 +102,7 @@ def test_a_handful_of_rows_helps_or_is_declined(tmp_path: Path) -> None:
 def test_rows_that_teach_nothing_are_declined(tmp_path: Path) -> None:
     """Measured runs that the shipped calibration already knows: nothing clearly better is to be had."""
     path = tmp_path / "own.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in published("korthikanti2022")))
+    path.write_text("".join(json.dumps(row) + "\n" for row in published("nemo_24.07")))
     answer = tuner.calibrate(path)
     assert not answer.record()["helps"]
     assert answer.text == ""

@@ -11,22 +11,8 @@ import pytest
 
 from tests.jobs import calibration_of, gpt_job
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.residual import (
-    COLUMNS,
-    KNOBS,
-    PAIRS,
-    Kernel,
-    MeasuredRuns,
-    Residual,
-    correction,
-    covariance,
-    known_release,
-    ratio_spread90,
-    read_runs,
-    runs_lines,
-    runs_text,
-    spread90,
-)
+from tuner.cost_model.residual import PAIRS, Kernel, Residual, correction, covariance, known_release, ratio_spread90, spread90
+from tuner.cost_model.runs import COLUMNS, KNOBS, MeasuredRuns, read_runs, runs_lines, runs_text
 from tuner.plan import FULL, Plan
 
 KERNEL = Kernel(

@@ -18,6 +18,7 @@ from tuner.launch.command import Command, CommandRunner
 from tuner.launch.orders import save_result
 from tuner.launch.trial import Result, json_text, read_result
 from tuner.plan import Plan
+from tuner.profiling import campaign as search_loop
 from tuner.profiling.campaign import Ended, run
 from tuner.profiling.driver import LEDGER, Campaign
 from tuner.profiling.ledger import Entry, read
@@ -165,5 +166,6 @@ def drive(folder: str, count: int, runs: int, url: str, parallel: int = 1, seed:
 
 
 def drive_scripted(folder: str, count: int, runs: int, url: str, strategy: str = "random") -> None:
-    """Run or resume a search whose trials end at once."""
+    """Run or resume a search whose trials end at once; in a process of its own."""
+    search_loop.POLL_S = 0.02
     searched(Path(folder), candidates(count), url=url, runs=runs, strategy=strategy)

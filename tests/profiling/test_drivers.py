@@ -56,10 +56,10 @@ def test_postgresql_with_four_drivers(tmp_path: Path) -> None:
 
 def test_sqlite_with_two_drivers(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/trials.db"
-    join([start(tmp_path / "search", 30, 20, url, "residual") for _ in range(2)])
-    check([tmp_path / "search"], 30, 20, url)
+    join([start(tmp_path / "search", 20, 12, url, "residual") for _ in range(2)])
+    check([tmp_path / "search"], 20, 12, url)
 
 
 def test_the_journal_with_two_drivers_in_one_folder(tmp_path: Path) -> None:
-    join([start(tmp_path, 30, 20, "", "residual") for _ in range(2)])
-    check([tmp_path], 30, 20, "")
+    join([start(tmp_path, 20, 12, "", "residual") for _ in range(2)])
+    check([tmp_path], 20, 12, "")

@@ -25,7 +25,8 @@ from tuner.accuracy.unmeasured import unmeasured, with_spread
 from tuner.cost_model.calibration import CalibrationFile, Override, before_fit, calibration_for, layered
 from tuner.cost_model.fit.coefficients import CLEARLY, MOST_SPREAD, WORST, Fitted, Step, fit_coefficients, log_errors, names_for, tables_of
 from tuner.cost_model.fit.residuals import Grouped, HeldOut, fit_kernel, fit_noise, held_out, reaching, weighed
-from tuner.cost_model.residual import FIELDS, Kernel, MeasuredRuns, Runs, read_runs, runs_text
+from tuner.cost_model.residual import Kernel
+from tuner.cost_model.runs import FIELDS, MeasuredRuns, Runs, read_runs, runs_text
 from tuner.errors import printable
 from tuner.files import write
 from tuner.load import load_spec, load_yaml

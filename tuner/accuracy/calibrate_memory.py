@@ -24,7 +24,8 @@ from tuner.cost_model.estimate import estimate
 from tuner.cost_model.fit.memory import LEAST_SPREAD, SPREAD, Fitted, fit_memory
 from tuner.cost_model.fit.residuals import Grouped, fit_kernel
 from tuner.cost_model.memory import NORMAL_90, stage_memory
-from tuner.cost_model.residual import Kernel, runs_text
+from tuner.cost_model.residual import Kernel
+from tuner.cost_model.runs import runs_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -18,7 +18,8 @@ from tuner.accuracy.calibrate import FEWEST_JOBS, FEWEST_ROWS, bases_of, grouped
 from tuner.accuracy.calibrate_memory import runs_of
 from tuner.cost_model.fit.coefficients import DOUBT, LOSS_SCALE, log_errors, tables_of
 from tuner.cost_model.fit.residuals import WORST, held_out, without
-from tuner.cost_model.residual import covariance, joined
+from tuner.cost_model.residual import covariance
+from tuner.cost_model.runs import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tuner.accuracy.validate import Prediction, Scored
     from tuner.cost_model.calibration import Calibration
     from tuner.cost_model.fit.coefficients import Step
-    from tuner.cost_model.residual import Runs
+    from tuner.cost_model.runs import Runs
     from tuner.job import Job
 
 Left = Literal["series", "model", "source"]

@@ -17,7 +17,8 @@ from tuner.accuracy.calibrate import by_job, fitted_lines, grouped, step_of
 from tuner.cost_model.calibration import CalibrationFile, load_calibration
 from tuner.cost_model.fit.coefficients import CLEARLY, WORST, log_errors, tables_of
 from tuner.cost_model.fit.residuals import HeldOut, fit_noise, reach_of, weighed, without
-from tuner.cost_model.residual import Runs, covariance, joined, runs_lines, runs_text
+from tuner.cost_model.residual import covariance
+from tuner.cost_model.runs import Runs, joined, runs_lines, runs_text
 from tuner.errors import one_problem, printable
 from tuner.load import load_spec, parse_yaml
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, field_validator
 
 from tuner.cost_model.curves import AttentionCurve, CollectiveCurve, GemmCurve, GroupedCurve
-from tuner.cost_model.residual import Kernel, MeasuredRuns, Residual
+from tuner.cost_model.residual import Kernel, Residual
+from tuner.cost_model.runs import MeasuredRuns
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.load import load_spec, load_yaml, read_text
 from tuner.presets import configs_dir

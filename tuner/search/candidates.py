@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.residual import FIELDS, plan_errors
+from tuner.cost_model.residual import plan_errors
+from tuner.cost_model.runs import FIELDS
 from tuner.plan import Plan
 from tuner.plan_text import plan_record
 from tuner.search.beliefs import FAULTS_KNOB, FAULTS_SHARED, KNOB, SOUND, Beliefs, Latent

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from tuner.cost_model.estimate import estimate, mfu, tokens_per_s_per_gpu
-from tuner.cost_model.residual import noise_of, ratio_spread90
+from tuner.cost_model.memory import NORMAL_90
+from tuner.cost_model.residual import noise_of, plan_errors, ratio_spread90
 from tuner.cost_model.rules import broken
 from tuner.plan import ALL_LAYERS, FULL, Plan
+from tuner.search.beliefs import OWN_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -158,11 +160,16 @@ def _each(job: Job, plans: Sequence[Plan], calibration: Calibration) -> list[_Co
 
 def _alike(job: Job, plans: Sequence[Plan], calibration: Calibration, costs: Sequence[_Cost]) -> list[bool]:
     """Return whether each plan may be as fast as the first: the ratio of their step times is within what it is known to in 90 % of
-    cases, or, without measured runs, their intervals overlap.
+    cases. Without measured runs that is what the kernel says of two plans and the noise of a run: most of an error is common to both.
     """
-    if calibration.residual is None:
-        return [of.low_s <= costs[0].high_s for of in costs]
-    known = ratio_spread90(job, Plan.table(plans), len(plans), calibration.residual)
+    if calibration.residual is not None:
+        known = ratio_spread90(job, Plan.table(plans), len(plans), calibration.residual)
+    else:
+        between = plan_errors(job, Plan.table(plans), len(plans), calibration.kernel, None)
+        every = np.arange(len(plans))
+        own = np.array([float(between(i, i)[0, 0]) for i in np.split(every, len(plans))])
+        apart = own + own[0] - 2.0 * between(every, every[:1])[:, 0] + 2.0 * OWN_TIME**2
+        known = np.exp(NORMAL_90 * np.sqrt(apart))
     return [of.step_s / costs[0].step_s <= spread for of, spread in zip(costs, known.tolist(), strict=True)]
 
 

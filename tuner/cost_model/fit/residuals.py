@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tuner.cost_model.residual import Kernel, Runs, covariance
+from tuner.cost_model.residual import Kernel, covariance
+from tuner.cost_model.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
