@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.residual import KNOBS, Runs, covariance, job_features
+from tuner.cost_model.residual import covariance, job_features
+from tuner.cost_model.runs import KNOBS, Runs
 from tuner.plan import ALL_LAYERS, FULL
 
 if TYPE_CHECKING:
