@@ -49,7 +49,7 @@ def noise(result: Result) -> float:
 
 
 def standings(candidates: Candidates, ran: Sequence[Ran], results: Mapping[int, Result]) -> list[Standing]:
-    """Return every candidate that may fit, fastest first.
+    """Return every candidate that may fit, fastest first; none that has not run comes before the best that has.
 
     A measured time and what the other runs say of the plan are weighed by how sure each is: a noisy run that was lucky is not the best
     plan for that.
@@ -68,7 +68,8 @@ def standings(candidates: Candidates, ran: Sequence[Ran], results: Mapping[int, 
         if result is not None and result.step_s:
             mean, deviation = _measured(i, result, beliefs.given([run for run in ran if run.index != i]))
         found.append(_standing(i, mean, deviation, basis, fits, result))
-    return sorted(found, key=lambda one: one.step_s)
+    best_s = min((one.step_s for one in found if one.basis == "measured"), default=0.0)
+    return sorted(found, key=lambda one: (one.step_s, 0) if one.basis == "measured" else (max(one.step_s, best_s), 1))
 
 
 def _measured(index: int, result: Result, others: Believed) -> tuple[float, float]:
