@@ -178,6 +178,7 @@ def test_a_search_by_proxies(machine: Machine, tmp_path: Path) -> None:
     bases = {row["basis"] for row in record["ranking"]}
     assert bases == {"proxy", "calibrated"}
     best = record["ranking"][0]
+    assert best["basis"] == "proxy"  # a plan that no proxy told is not ranked before the best that one did
     assert best["low_tokens_per_s_per_gpu"] < best["tokens_per_s_per_gpu"] < best["high_tokens_per_s_per_gpu"]
     assert record["measured"]["together"] > 0.0
     assert answer.measured is not None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tuner.search.candidates import Candidates
     from tuner.search.ranking import Basis
 
+TRIED: tuple[Basis, ...] = ("measured", "proxy")
 AGAIN = 0.005  # what repeating a run in another process moves at least
 
 
@@ -68,8 +69,8 @@ def standings(candidates: Candidates, ran: Sequence[Ran], results: Mapping[int, 
         if result is not None and result.step_s:
             mean, deviation = _measured(i, result, beliefs.given([run for run in ran if run.index != i]))
         found.append(_standing(i, mean, deviation, basis, fits, result))
-    best_s = min((one.step_s for one in found if one.basis == "measured"), default=0.0)
-    return sorted(found, key=lambda one: (one.step_s, 0) if one.basis == "measured" else (max(one.step_s, best_s), 1))
+    best_s = min((one.step_s for one in found if one.basis in TRIED), default=0.0)
+    return sorted(found, key=lambda one: (one.step_s, 0) if one.basis in TRIED else (max(one.step_s, best_s), 1))
 
 
 def _measured(index: int, result: Result, others: Believed) -> tuple[float, float]:
