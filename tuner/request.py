@@ -83,6 +83,8 @@ class Request:
     command: Any = None
     storage: Any = None
     no_cache: Any = None
+    parallel: Any = None
+    allocation: Any = None
     full_steps: Any = None
     proxy: Any = None
     folder: Any = None

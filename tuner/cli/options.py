@@ -211,6 +211,13 @@ class MeasureOptions:
             panel=MEASURE,
         ),
     ] = None
+    parallel: Annotated[
+        Text, _opt("--parallel", metavar="N", text="Runs at once (1): different plans on nodes of their own", panel=MEASURE)
+    ] = None
+    allocation: Annotated[
+        Text,
+        _opt("--allocation", metavar="ID", text="Slurm: run in this job's nodes (the one we are in); none: a job each", panel=MEASURE),
+    ] = None
     full_steps: Annotated[
         bool,
         typer.Option(

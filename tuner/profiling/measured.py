@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ("residual", "tpe", "gp", "random")
 MOST_CANDIDATES, DISTINCT = 1_500, 400
+SEPARATE = "none"  # in place of an allocation: each run a job of its own
 WORKLOAD, SPACE = "tuner-workload", "measured"  # the framework and space of the built-in workload, where none is named
 CANDIDATE_P_OOM = 0.98  # plans that surely run out are no candidates; the memory model may be off by more than `search` takes the risk for
 _BUDGET = re.compile(r"([0-9.]+)\s*(?:gpu|accelerator)s?[- ]?(h|hours?|min|minutes?|s|seconds?)")
@@ -55,6 +56,8 @@ class Measure:
     shared: bool
     full_steps: bool
     proxy: bool
+    parallel: int
+    allocation: str
 
 
 def wanted(request: Request) -> bool:
@@ -122,6 +125,11 @@ def read_measure(request: Request) -> Measure:
     built_in = request.command is None and runner in ("local", "slurm")
     if proxy and not built_in:
         problems.add("proxy", proxy, "is of the built-in workload: a program of your own cannot be cropped", "leave it out")
+    allocation = "" if request.allocation is None else str(request.allocation).strip()
+    if allocation and (runner != "slurm" or not (allocation == SEPARATE or allocation.isdigit())):
+        rule = "must be the number of a Slurm job, or none" if runner == "slurm" else "is of Slurm's"
+        problems.add("allocation", allocation, rule, "--runner slurm")
+    parallel = number("parallel", 1, 10_000)
     problems.raise_any()
     return Measure(
         runner=runner,
@@ -134,6 +142,8 @@ def read_measure(request: Request) -> Measure:
         shared=shared,
         full_steps=full_steps,
         proxy=proxy,
+        parallel=parallel,
+        allocation=allocation,
     )
 
 
@@ -335,7 +345,10 @@ def measure_search(
     software = proxies.told if measure.proxy else software
     name = study_name(job, software, candidates.words)
     folder = Path(str(request.folder)) if request.folder is not None else Path(f"tuner-{name}")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise one_problem("out", "", str(folder), f"cannot be a folder: {error.strerror or error}", "another one") from None
     alike = measure.limits.accelerator_s is None or measure.proxy  # all runs cost about the same
     cost_s = None if alike else cost_of(candidates, measure.limits)
     campaign = Campaign(
@@ -384,6 +397,8 @@ def _setup(measure: Measure) -> dict[str, Any]:
     from tuner.launch.site import read_site
 
     files: dict[str, Any] = {} if measure.site is None else {"site": read_site(measure.site)}
+    files |= {"parallel": measure.parallel, "separate_jobs": measure.allocation == SEPARATE}
+    files |= {} if measure.allocation in ("", SEPARATE) else {"allocation": measure.allocation}
     return files | ({} if measure.command is None else {"command": read_command(measure.command)})
 
 
