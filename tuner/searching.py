@@ -133,7 +133,7 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def run_search(request: Request, progress: Progress | None) -> SearchAnswer:
+def run_search(request: Request, progress: Progress | None, started: Callable[[], None] | None = None) -> SearchAnswer:
     """Return the answer to a search's question."""
     from tuner.profiling import measured
 
@@ -150,10 +150,12 @@ def run_search(request: Request, progress: Progress | None) -> SearchAnswer:
     if len(counts) > 1 or aim.deadline_s is not None:
         return _search_counts(request, aim, job, counts, progress)
     job = sized(job, counts[0])
-    return _search_one(request, aim, job, read_calibration(request, job), progress)
+    return _search_one(request, aim, job, read_calibration(request, job), progress, started)
 
 
-def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None) -> SearchAnswer:
+def _search_one(
+    request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None, started: Callable[[], None] | None
+) -> SearchAnswer:
     from tuner.profiling import measured
     from tuner.search.space import build_space
 
@@ -164,10 +166,12 @@ def _search_one(request: Request, aim: Aim, job: Job, calibration: Calibration, 
         raise SpecError([_attributed(problem, request, aim.spec) for problem in error.problems]) from None
     found = _sweep(aim, job, space, calibration, progress)
     answer = _answer(request, aim, found, calibration)
-    return _measured(request, aim, answer, progress) if measured.wanted(request) else answer
+    return _measured(request, aim, answer, progress, started) if measured.wanted(request) else answer
 
 
-def _measured(request: Request, aim: Aim, answer: SearchAnswer, progress: Progress | None) -> SearchAnswer:
+def _measured(
+    request: Request, aim: Aim, answer: SearchAnswer, progress: Progress | None, started: Callable[[], None] | None
+) -> SearchAnswer:
     """Return the answer with its plans measured. Candidates: the fastest plans, and the best of each kind."""
     from tuner.profiling.measured import CANDIDATE_P_OOM, DISTINCT, MOST_CANDIDATES, measure_search
     from tuner.search.space import build_space
@@ -180,7 +184,17 @@ def _measured(request: Request, aim: Aim, answer: SearchAnswer, progress: Progre
         for top, distinct in ((DISTINCT, True), (MOST_CANDIDATES, False))
     ]
     own = _current(request, job)
-    return measure_search(request, answer, sweeps, calibration, current=own[0] if own else None, top=aim.top, progress=progress)
+    return measure_search(
+        request,
+        answer,
+        sweeps,
+        calibration,
+        current=own[0] if own else None,
+        top=aim.top,
+        max_p_oom=aim.max_p_oom,
+        progress=progress,
+        started=started,
+    )
 
 
 def _attributed(problem: Problem, request: Request, spec: SpaceSpec) -> Problem:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import one_problem
-from tuner.load import path_of
+from tuner.load import load_yaml, path_of
 from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, Problems, close, knobs, read_calibration, read_job, read_request, whole
 
 if TYPE_CHECKING:
@@ -82,14 +82,15 @@ def estimate(**given: Any) -> EstimateAnswer:
     return answer_estimate(*_one_plan(given))
 
 
-def search(*, progress: Progress | None = None, **given: Any) -> SearchAnswer:
-    """Return the best plans for a job, ranked. Arguments are those of the command line.
+def search(*, progress: Progress | None = None, started: Callable[[], None] | None = None, **given: Any) -> SearchAnswer:
+    """Return the best plans for a job, ranked. Arguments are those of the command line; `started` is called when a measured search has
+    found nothing wrong with its question.
 
     The answer is returned also when nothing is feasible: its `why_nothing` says why.
     """
     from tuner.searching import run_search
 
-    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)), progress)
+    return run_search(read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)), progress, started)
 
 
 def measures(**given: Any) -> bool:
@@ -139,7 +140,26 @@ def question(**given: Any) -> dict[str, Any]:
     keys = (*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS)
     request = read_request(given, keys=keys)
     values = {name: getattr(request, name) for name in keys if name not in ("job", "folder")}
+    for name in ("site", "command"):  # a job file is read from elsewhere
+        if values[name] is not None:
+            values[name] = Path(str(values[name])).expanduser().absolute()
+    if values["storage"] is not None:
+        from tuner.profiling.storage import shown
+
+        values["storage"] = shown(str(values["storage"]))
     return {name: _written(value) for name, value in values.items() if value is not None}
+
+
+def same_job(folder: Path, **given: Any) -> None:
+    """Raise SpecError where a folder holds the measurements of another job than this question's."""
+    path = folder / "job.yaml"
+    if not path.is_file() or not (folder / "measurements.jsonl").exists():
+        return
+    kept, asked = load_yaml(path), question(**given)
+    differs = [name for name in JOB_KEYS if isinstance(kept, dict) and str(kept.get(name)) != str(asked.get(name))]
+    if differs:
+        rule = f"holds measurements of another job ({differs[0]} = {kept.get(differs[0])}, not {asked.get(differs[0])})"
+        raise one_problem("out", "", str(folder), rule, "another folder")
 
 
 def _written(value: Any) -> Any:

@@ -17,7 +17,7 @@ from tuner.errors import InfrastructureError, SpecError, one_problem
 from tuner.launch.trial import Result, read_result
 from tuner.profiling.campaign import run
 from tuner.profiling.ledger import read
-from tuner.profiling.measured import drift_of
+from tuner.profiling.ranked import drift_of
 from tuner.search.sampler import index_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_as_many_runs_as_asked_for_the_persons_own_plan_first(tmp_path: Path) ->
     said: list[tuple[str, int, int]] = []
     ended = run(campaign(tmp_path, of, runner, runs=5, first=(7, 2)), lambda *words: said.append(words))
     assert runner.started[:2] == [7, 2] and len(set(runner.started)) == 5
-    assert (ended.why, ended.enough, ended.known, ended.faults) == ("5 runs are done", True, 0, ())
+    assert (ended.why, ended.enough, ended.known, ended.faults) == ("5 runs done", True, 0, ())
     assert [entry.number for entry in ended.entries] == [0, 1, 2, 3, 4]
     assert {(run.index, run.step_s) for run in ended.ran} == {(i, 1.0 + i) for i in runner.started}
     assert said[-1] == (f"measuring, best step {1.0 + min(runner.started):.3g} s: run", 5, 5)
@@ -91,7 +91,7 @@ def test_a_fault_of_the_machine_says_nothing_of_the_plan(tmp_path: Path) -> None
     runner = Scripted(of, answer)
     ended = searched(tmp_path, of, runner, runs=3, seed=1)
     assert sorted(set(runner.started)) == [0, 1, 2] and len(runner.started) == 6
-    assert ended.why == "3 runs are done" and len(ended.faults) == 3
+    assert ended.why == "3 runs done" and len(ended.faults) == 3
     assert "on n1, n2: link down" in ended.faults[0]
     with opened(of, tmp_path) as study:
         assert [trial.state.name for trial in study.get_trials()].count("FAIL") == 3
@@ -110,7 +110,7 @@ def test_faults_in_a_row_end_it_and_it_goes_on_later(tmp_path: Path) -> None:
     assert len(ended.ran) == 2
     assert ended.faults[-1].startswith("n3 failed under several runs")
     ended = searched(tmp_path, of, runs=6)
-    assert ended.why == "6 runs are done" and len(ended.ran) == 6
+    assert ended.why == "6 runs done" and len(ended.ran) == 6
 
 
 def test_a_node_that_failed_twice_is_left_out(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_node_that_is_taken_is_no_fault_in_a_row(tmp_path: Path) -> None:
     runner = Scripted(of, parallel=2, polls=2)
     runner.answer = lambda index, trial: InfrastructureError("busy") if any(not read_result(one.folder) for one in runner.trials) else ok()
     ended = searched(tmp_path, of, runner, runs=5)
-    assert ended.why == "5 runs are done" and len(runner.started) == 5
+    assert ended.why == "5 runs done" and len(runner.started) == 5
 
 
 def test_a_budget_of_accelerator_seconds(tmp_path: Path) -> None:

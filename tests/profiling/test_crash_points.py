@@ -85,7 +85,7 @@ def test_a_driver_that_dies(point: str, torn: bool, tmp_path: Path, monkeypatch:
     ended_then = {int(path.name.rpartition("-")[2]) for path in (folder / TRIALS).glob("*") if read_result(path)}
     ended = searched(folder, of, second, **options)
     told = told_trials(of, folder)
-    assert (ended.why, ended.faults) == (f"{RUNS} runs are done", ())
+    assert (ended.why, ended.faults) == (f"{RUNS} runs done", ())
     assert len(told) == RUNS == len({index_of(of, trial.params) for trial in told})
     repeats = [entry.number for entry in ended.entries if entry.reference]
     assert ended_then <= {trial.number for trial in told} | set(repeats)

@@ -194,7 +194,14 @@ class MeasureOptions:
     steps: Annotated[Text, _opt("--steps", metavar="N", text="Optimizer steps of a run (8; up to 3 are not timed)", panel=MEASURE)] = None
     trial_time: Annotated[Text, _opt("--trial-time", metavar="TIME", text="A run is stopped past this (30min)", panel=MEASURE)] = None
     runner: Annotated[
-        Text, _opt("--runner", metavar="NAME", text="local, slurm, command or a plugin's (local)", panel=MEASURE, complete=_words(*RUNNERS))
+        Text,
+        _opt(
+            "--runner",
+            metavar="NAME",
+            text="local (default), slurm, command (with --command), or a plugin's",
+            panel=MEASURE,
+            complete=_words(*RUNNERS),
+        ),
     ] = None
     site: Annotated[
         Text, _opt("--site", metavar="FILE", text="YAML: account, partition, container, environment of your cluster", panel=MEASURE)

@@ -48,6 +48,10 @@ def out_path(text: str) -> Path:
     """Return the path that --out names. Raises SpecError."""
     if not text.strip():
         raise one_problem("--out", "", text, "must name a file or a folder")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise one_problem("--out", "", printable(text), "must be UTF-8 text") from None
     from tuner.load import path_of  # brings pydantic
 
     return path_of(text, "--out")

@@ -42,7 +42,12 @@ def profile(
         job = Path(folder) / "job.yaml"
         if not job.is_file():
             raise one_problem("DIR", "", folder, "has no job.yaml", "the folder that `tuner search --profile N -o DIR` wrote")
-        return run({"job": str(job), **given(measure)}, dataclasses.replace(show, out=show.out or folder))
+        from tuner import workflow
+
+        question = {"job": str(job), **given(measure)}
+        if not workflow.measures(**question):
+            raise one_problem("DIR", "", folder, "is of a search that asks for no runs", "--profile N or --budget 12gpu-h")
+        return run(question, dataclasses.replace(show, out=show.out or folder))
 
     guarded(go, show)
 

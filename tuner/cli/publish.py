@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.cli.output import json_text, out_path, seen, terminal_width, wants_color, write_file
-from tuner.errors import printable
+from tuner.errors import SpecError, printable
 from tuner.report.table import Page
 
 if TYPE_CHECKING:
@@ -35,12 +35,21 @@ def publish(record: Any, text: Callable[[Any, Page], str], show: Show, write_fol
     A file is JSON when its name ends in .json or with --json, else text; a verb with several files (`write_folder`) takes a folder,
     or a name ending in .json for its record alone.
     """
+    failed = None
     if show.out is not None:
-        path = out_path(show.out)
-        if write_folder is not None and path.suffix.lower() != ".json":
-            note(f"wrote {path}/{{{','.join(write_folder(path))}}}", show)
-        else:
-            as_json = show.json or path.suffix.lower() == ".json"
-            write_file(path, json_text(record) if as_json else text(seen(record), Page()))
-            note(f"wrote {path}", show)
+        try:
+            _write(record, text, show, out_path(show.out), write_folder)
+        except SpecError as error:  # the answer is printed all the same
+            failed = error
     sys.stdout.write((json_text(record) if show.json else text(seen(record), page_for(show))) + "\n")
+    if failed is not None:
+        raise failed
+
+
+def _write(record: Any, text: Callable[[Any, Page], str], show: Show, path: Path, write_folder: Callable[[Path], list[str]] | None) -> None:
+    if write_folder is not None and path.suffix.lower() != ".json":
+        note(f"wrote {path}/{{{','.join(write_folder(path))}}}", show)
+        return
+    as_json = show.json or path.suffix.lower() == ".json"
+    write_file(path, json_text(record) if as_json else text(seen(record), Page()))
+    note(f"wrote {path}", show)

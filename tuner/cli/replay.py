@@ -14,7 +14,7 @@ SHORT = "How good a measured search would have been on measured sweeps"
 HELP = """\
 How good a measured search would have been on sweeps that were already measured (JSONL files, one run a line).
 
-Each series of layouts (one model, cluster, batch and release; those of `validate`) is searched with --runs runs, whose outcome is read from
+Each series of at least five layouts (one model, cluster, batch and release; those of `validate`) is searched with --runs runs, read from
 the file; layouts that failed are candidates too. The regret is how much slower the fastest layout that was run is than the
 fastest of the series. A series whose second-best layout is more than 15 % behind stands apart from the means: there one layout is
 all there is to find.

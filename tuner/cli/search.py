@@ -55,8 +55,10 @@ def run(question: dict[str, Any], show: Show) -> int:
     folder: dict[str, Any] = {}
     if workflow.measures(**question):
         show = dataclasses.replace(show, out=show.out or workflow.folder_name(**question))
-        folder = {"folder": out_path(show.out or "")}
-        write_file(folder["folder"] / "job.yaml", _job_text(question))
+        path = out_path(show.out or "")
+        folder = {"folder": path, "started": lambda: write_file(path / "job.yaml", _job_text(question))}
+    if show.out is not None:
+        workflow.same_job(out_path(show.out), **question)
     with Progress(show.quiet) as progress:
         answer = workflow.search(progress=progress, **question, **folder)
     publish(answer.record(), partial(search_text, detail=show.verbose), show, partial(_write, answer, question) if show.out else None)

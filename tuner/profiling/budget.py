@@ -38,7 +38,7 @@ def over(driver: Driver, said: Believed | None) -> Why | None:
     if limits.accelerator_s is not None and spent(driver) >= limits.accelerator_s:
         return Why(f"{limits.accelerator_s / 3600:g} accelerator-hours are spent", False)
     if limits.runs is not None and counted(driver) >= limits.runs:
-        return Why(f"{limits.runs} runs are done", limits.accelerator_s is None)
+        return Why(f"{limits.runs} run{'' if limits.runs == 1 else 's'} done", limits.accelerator_s is None)
     if said is not None and _gained_out(driver, said):
         return Why(f"no plan is expected to shorten the best step by {100 * limits.least_gain:g} %", True)
     return None

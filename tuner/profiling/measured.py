@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.errors import NothingFeasible, SpecError, one_problem
+from tuner.errors import NothingFeasible, one_problem
 from tuner.plan_text import plan_record
+from tuner.profiling.ledger import INTERRUPTED
+from tuner.profiling.ranked import calibration_text, drift_of, ranked_after
 from tuner.request import Problems, close, quantity, truth, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from tuner.cost_model.calibration import Calibration
-    from tuner.found import RankedPlan, SearchAnswer
+    from tuner.found import SearchAnswer
     from tuner.job import Job
     from tuner.launch.runner import Runner
-    from tuner.launch.trial import Result
     from tuner.plan import Plan
     from tuner.profiling.campaign import Ended
     from tuner.profiling.limits import Limits
-    from tuner.profiling.standing import Standing
     from tuner.request import Request
     from tuner.search.exhaustive import SweepResult
     from tuner.search.sampler import Strategy
@@ -130,13 +130,18 @@ def read_measure(request: Request) -> Measure:
         rule = "must be the number of a Slurm job, or none" if runner == "slurm" else "is of Slurm's"
         problems.add("allocation", allocation, rule, "--runner slurm")
     parallel = number("parallel", 1, 10_000)
+    storage = "" if request.storage is None else str(request.storage)
+    if "***" in storage:  # a job file keeps no password
+        storage = os.environ.get("TUNER_STORAGE", "")
+        if not storage:
+            problems.add("storage", request.storage, "has no password", "give --storage again, or set TUNER_STORAGE")
     problems.raise_any()
     return Measure(
         runner=runner,
         strategy=cast("Strategy", strategy),
         seed=read_seed or 0,
         limits=limits_of(limits, short=built_in and not full_steps, proxy=proxy),
-        storage="" if request.storage is None else str(request.storage),
+        storage=storage,
         site=None if request.site is None else Path(str(request.site)).expanduser(),
         command=None if request.command is None else Path(str(request.command)).expanduser(),
         shared=shared,
@@ -212,7 +217,11 @@ class Measured:
 
     @property
     def exit_code(self) -> int:
-        """0, 4 where machines failed, 5 where the budget ended before the search's own rule."""
+        """0, 1 where no run gave a time, 4 where machines failed, 5 where the budget ended first, 130 where it was interrupted."""
+        if self.ended.why.startswith(INTERRUPTED):
+            return 130
+        if "machine failed" not in self.ended.why and not any(entry.result.step_s for entry in self.ended.entries):
+            return 1
         if self.ended.enough:
             return 0
         return 4 if "machine failed" in self.ended.why else 5
@@ -240,79 +249,6 @@ class Measured:
         }
 
 
-def ranked_after(
-    job: Job, standing: Sequence[Standing], plans: Sequence[Plan], calibration: Calibration, top: int, together: float = 0.0
-) -> list[RankedPlan]:
-    """Return the first `top` plans, as a search ranks them, with measured times where there are some.
-
-    Plans that more likely than not run out of memory or fail are not among them. together: see Measured; it is in the ranges, and does not
-    tie plans.
-    """
-    from tuner.answers import run_of
-    from tuner.cost_model.estimate import mfu, tokens_per_s_per_gpu
-    from tuner.found import RankedPlan
-    from tuner.search.ranking import rank
-
-    shown = [one for one in standing if one.fits >= 0.5][:top]
-    tied = [one.low_s <= shown[0].high_s for one in shown]
-    shown = [one.widened(together) for one in shown]
-    rows = rank(job, [plans[one.index] for one in shown], calibration).rows
-    found = []
-    for place, (one, row) in enumerate(zip(shown, rows, strict=True)):
-        result = one.result
-        filled = dataclasses.replace(
-            row,
-            rank=place + 1,
-            step_s=one.step_s,
-            low_s=one.low_s,
-            high_s=one.high_s,
-            tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.step_s)),
-            mfu=float(mfu(job, one.step_s)),
-            p_oom=1.0 - one.fits,
-            basis=one.basis,
-            tied=tied[place],
-            memory_bytes=result.memory_bytes if result and result.memory_bytes else row.memory_bytes,
-        )
-        found.append(
-            RankedPlan(
-                row=filled,
-                basis=one.basis,
-                run=run_of(job, row.plan, calibration),
-                low_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.high_s)),
-                high_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.low_s)),
-                microbatches=int(row.plan.microbatches(job.gpus, job.global_batch)),
-            )
-        )
-    return found
-
-
-def calibration_text(job: Job, plans: Sequence[Plan], results: Mapping[int, Result]) -> str:
-    """Return a calibration file of the measured runs, "" where they do not clearly help (accuracy/own.py)."""
-    from tuner.accuracy.own import own_calibration
-    from tuner.measurement import Measurement
-
-    timed = {index: result for index, result in results.items() if result.end == "ok" and result.step_s and not result.extrapolated}
-    rows = [
-        Measurement(
-            id=f"run {index}", framework=job.framework.name, job=job, plan=plans[index], step_s=result.step_s, source="own", series={}
-        )
-        for index, result in timed.items()
-    ]
-    try:
-        return own_calibration(rows, "measured").text if rows else ""
-    except SpecError:  # a run is further off than another unit or job would be: nothing to build on
-        return ""
-
-
-def drift_of(ended: Ended) -> float | None:
-    """Return by what factor the last repeat of a plan's run was slower than its first, None where none was repeated."""
-    repeats = [entry for entry in ended.entries if entry.reference and entry.result.step_s]
-    if not repeats:
-        return None
-    first = next((e.result.step_s for e in ended.entries if e.key == repeats[-1].key and not e.reference and e.result.step_s), None)
-    return None if first is None or repeats[-1].result.step_s is None else repeats[-1].result.step_s / first
-
-
 def measure_search(
     request: Request,
     answer: SearchAnswer,
@@ -321,7 +257,9 @@ def measure_search(
     *,
     current: Plan | None,
     top: int,
+    max_p_oom: float,
     progress: Progress | None,
+    started: Callable[[], None] | None = None,
 ) -> SearchAnswer:
     """Return a search's answer with its best plans measured. Raises SpecError, InfrastructureError and NothingFeasible."""
     from tuner.launch.runner import Setup, open_runner
@@ -337,6 +275,7 @@ def measure_search(
     from tuner.search.sampler import PlanSampler
 
     measure, job = read_measure(request), answer.job
+    _check_machine(measure, job)
     runner = open_runner(measure.runner, Setup(**_setup(measure)))
     plans = candidate_plans(sweeps, current, lambda plan: not _refused(measure, runner, job, plan))
     candidates = Candidates.of(job, plans, calibration)
@@ -364,6 +303,8 @@ def measure_search(
         shared=None if measure.proxy else shared,
         run_gpus=min(job.gpus, job.cluster.gpus_per_node) if measure.proxy else 0,
     )
+    if started is not None:
+        started()
     try:
         ended = run(campaign, progress)
     finally:
@@ -384,12 +325,22 @@ def measure_search(
         calibration=calibration_text(job, plans, results),
         together=proxies.spreads[0] if measure.proxy else 0.0,
     )
-    return dataclasses.replace(
-        answer,
-        strategy=measure.strategy,
-        ranking=tuple(ranked_after(job, standing, plans, calibration, top, measured.together)),
-        measured=measured,
-    )
+    ranking = ranked_after(job, standing, plans, calibration, top, max_p_oom, measured.together)
+    tied = next((i for i, one in enumerate(ranking) if not one.row.tied), len(ranking))
+    return dataclasses.replace(answer, strategy=measure.strategy, ranking=tuple(ranking), tied=tied, plainer=None, measured=measured)
+
+
+def _check_machine(measure: Measure, job: Job) -> None:
+    """Refuse to start the workload of another cluster's size on this machine. Raises SpecError."""
+    if measure.runner != "local" or measure.command is not None or measure.proxy or job.cluster.name.startswith("localx"):
+        return
+    from tuner.launch.detection import local
+
+    here = local("local").cluster
+    if here is None or here.gpu.name != job.cluster.gpu.name or here.gpus < job.gpus:
+        seen = "nothing that was recognised" if here is None else f"{here.gpus} x {here.gpu.name}"
+        rule = f"is not this machine ({seen}), where --runner local would start {job.gpus} processes"
+        raise one_problem("cluster", "", job.cluster.name, rule, "--runner slurm, --command FILE, or --cluster local")
 
 
 def _setup(measure: Measure) -> dict[str, Any]:

@@ -26,7 +26,9 @@ AGAIN = 0.005  # what repeating a run in another process moves at least
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A candidate after the runs: seconds a step with their 90 % range, from what (basis), probability that it fits; result: its run."""
+    """A candidate after the runs: seconds a step with their 90 % range, from what (basis), probability that it fits, and that
+    it runs without fault if it does; result: its run.
+    """
 
     index: int
     step_s: float
@@ -34,6 +36,7 @@ class Standing:
     high_s: float
     basis: Basis
     fits: float
+    sound: float = 1.0
     result: Result | None = None
 
     def widened(self, spread: float) -> Standing:
@@ -65,10 +68,11 @@ def standings(candidates: Candidates, ran: Sequence[Ran], results: Mapping[int, 
             continue
         mean, deviation = float(said.log_s[i]), float(said.deviation[i])
         result = results.get(i)
-        fits = 1.0 if result is not None and result.step_s and not result.extrapolated else float(said.runs[i])
+        whole = result is not None and result.step_s and not result.extrapolated
+        fits, sound = (1.0, 1.0) if whole else (float(said.fits[i]), float(said.sound[i]))
         if result is not None and result.step_s:
             mean, deviation = _measured(i, result, beliefs.given([run for run in ran if run.index != i]))
-        found.append(_standing(i, mean, deviation, basis, fits, result))
+        found.append(replace(_standing(i, mean, deviation, basis, fits, result), sound=sound))
     best_s = min((one.step_s for one in found if one.basis in TRIED), default=0.0)
     return sorted(found, key=lambda one: (one.step_s, 0) if one.basis in TRIED else (max(one.step_s, best_s), 1))
 

@@ -14,7 +14,9 @@ SAID = {"ok": "", "oom": "out of memory", "failed": "failed", "stopped": "stoppe
 def trial_lines(measured: dict[str, Any], names: list[str], page: Page) -> list[str]:
     """Return how the search went, and each run beside what was predicted. names: the knobs that tell the plans apart."""
     runs = measured["trials"]
-    words = f"{measured['runs']} runs of {measured['candidates']:,} candidates with {measured['runner']}, strategy {measured['strategy']}"
+    words = (
+        f"{counted(measured['runs'])} of {measured['candidates']:,} candidates with {measured['runner']}, strategy {measured['strategy']}"
+    )
     words += f"; {measured['known_before']} known from earlier searches" if measured["known_before"] else ""
     words += f"; {measured['failed_runs']} gave no time" if measured["failed_runs"] else ""
     lines = labelled("profile", f"{words}; ended: {measured['why']}", page)
@@ -38,10 +40,21 @@ def trial_lines(measured: dict[str, Any], names: list[str], page: Page) -> list[
             Column(
                 "GB", ["" if run["result"]["memory_bytes"] is None else gigabytes(run["result"]["memory_bytes"]) for run in shown], rank=6
             ),
-            Column("ended", [_end(run["result"]) for run in shown], rank=3, left=True),
+            Column("ended", [SAID[run["result"]["end"]] for run in shown], left=True),
         ]
     )
-    return [*lines, "", *table.lines(page), *hidden_note(table, page)]
+    why = [f"run {_name(run)} {SAID[run['result']['end']]}: {run['result']['reason']}" for run in shown if reason_of(run["result"])]
+    return [*lines, "", *table.lines(page), *hidden_note(table, page), *(line for text in why for line in labelled("", text[:300], page))]
+
+
+def counted(runs: int) -> str:
+    """Return "1 run" or "8 runs"."""
+    return f"{runs} run{'' if runs == 1 else 's'}"
+
+
+def reason_of(result: dict[str, Any]) -> str:
+    """Return why a run gave no time, or was stopped; "" of one that went well."""
+    return str(result["reason"]) if SAID[result["end"]] else ""
 
 
 def made_words(runs: list[dict[str, Any]], together: float) -> list[str]:
@@ -79,8 +92,3 @@ def _seconds(value: float | None) -> str:
 
 def _gigabytes(value: float | None) -> str:
     return "" if value is None else gigabytes(value)
-
-
-def _end(result: dict[str, Any]) -> str:
-    words = SAID[result["end"]]
-    return f"{words}: {result['reason'][:60]}" if words and result["reason"] else words

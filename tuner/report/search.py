@@ -83,7 +83,7 @@ def space_lines(record: dict[str, Any], page: Page) -> list[str]:
 
 def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: Page) -> list[str]:
     """Return the ranked plans, the person's own last, and the columns that the page has no room for."""
-    own = record["current"] is not None
+    own, measured = record["current"] is not None, "measured" in record
     names = [str(row["rank"]) for row in record["ranking"]] + (["yours"] if own else [])
     pp = [row["plan"]["pp"] for row in rows]
     like = [f"+{row['like']}" if row["like"] else "" for row in rows]
@@ -91,14 +91,14 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
     columns += [
         Column("GB", [gigabytes(row["memory_bytes"]) for row in rows]),
         Column("stage", [place(row["worst_stage"], n) for row, n in zip(rows, pp, strict=True)], rank=7, left=True),
-        Column("P(OOM)", [probability(row["p_oom"]) for row in rows], rank=8),
-        Column("step", [seconds(row["step_s"]) for row in rows], rank=4),
-        Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows]),
+        Column("P(OOM)", [probability(row["p_oom"]) for row in rows], rank=5 if measured else 8),
+        Column("step", [seconds(row["step_s"]) for row in rows], rank=0 if measured else 4),
+        Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows], rank=1 if measured else 0),
         Column("90 % range", [speeds(row) for row in rows], rank=5),
         Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
         Column("cost", [money(row["run"]) for row in rows], rank=6),
-        Column("basis", [row["basis"] for row in rows], rank=6, left=True),
+        Column("basis", [row["basis"] for row in rows], rank=0 if measured else 6, left=True),
     ]
     styles: dict[int, Callable[[str], str]] = {0: page.good} if record["ranking"] else {}
     if own:
@@ -168,9 +168,15 @@ def verdict(record: dict[str, Any], page: Page) -> list[str]:
 
 
 def kept_words(plan: dict[str, Any]) -> str:
-    """Return what a plan does for memory: "recompute none, zero 1"; offload where there is any."""
-    offload = "" if plan["offload"] == "none" else f", offload {plan['offload']}"
-    return f"recompute {plan['recompute']}, zero {plan['zero']}{offload}"
+    """Return the rest of what a launch needs: "recompute none, zero 1", and what is not as usual of vpp, layout, schedule, cp, offload."""
+    words = [f"recompute {plan['recompute']}", f"zero {plan['zero']}"]
+    words += [f"vpp {plan['vpp']}"] if plan["vpp"] > 1 else []
+    words += ["sequence parallelism"] if plan["tp"] > 1 and plan["sequence_parallel"] else []
+    words += [f"layout {plan['pipeline_layout']}"] if plan["pp"] > 1 and plan["pipeline_layout"] != "even" else []
+    words += [f"schedule {plan['schedule']}"] if plan["pp"] > 1 and plan["schedule"] != "1f1b" else []
+    words += [f"cp by {plan['cp_kind']}"] if plan["cp"] > 1 else []
+    words += [f"offload {plan['offload']}"] if plan["offload"] != "none" else []
+    return ", ".join(words)
 
 
 def held_words(record: dict[str, Any]) -> str:
@@ -184,7 +190,8 @@ def held_words(record: dict[str, Any]) -> str:
 
 def sure_words(record: dict[str, Any]) -> str:
     """Return how far the numbers can be trusted to tell the plans apart."""
-    tied, shown = record["tied"], len(record["ranking"])
+    shown = len(record["ranking"])
+    tied = min(record["tied"], shown)
     basis = record["ranking"][0]["basis"]
     measured = sum(row["basis"] == "measured" for row in record["ranking"])
     proxies = sum(row["basis"] == "proxy" for row in record["ranking"])
