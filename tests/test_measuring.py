@@ -54,7 +54,8 @@ def test_a_log_becomes_a_calibration(columns: str, tmp_path: Path, monkeypatch: 
         (("--measure", "--precision", "fp8"), "--precision = 'fp8': must be one of bf16, fp16, fp32"),
         (("--measure", "--cluster", "h100x8"), "is not this machine"),
         (("--measure", "--cluster", "nonsense"), "no such cluster"),
-        (("--precision", "bf16"), "is about a machine"),
+        (("--budget", "60"), "is about a machine"),
+        (("--measure", "--model", "tiny"), "is about runs"),
         ((), "are missing"),
     ],
 )
