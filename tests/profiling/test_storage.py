@@ -62,6 +62,10 @@ def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
         '{"op_code": 8, "worker_id": "a", "trial_id": 0, "user_attr": {"step_s": "1"}}',
         '{"op_code": 8, "worker_id": "a", "trial_id": 0, "user_attr": {"step_s": 0}}',
         '{"op_code": 8, "worker_id": "a", "trial_id": 0, "user_attr": []}',
+        '{"op_code": 8, "worker_id": "a", "trial_id": 0, "user_attr": {"said": [1.0]}}',
+        '{"op_code": 8, "worker_id": "a", "trial_id": 0, "user_attr": {"result": []}}',
+        '{"op_code": 8, "worker_id": "a", "trial_id": 0, "user_attr": {"end": []}}',
+        '{"op_code": 8, "worker_id": "a", "trial_id": 0, "user_attr": {"reference": "x"}}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_none_of_optunas_is_named_and_what_ran_is_not_run_again(junk: str, tmp_path: Path) -> None:

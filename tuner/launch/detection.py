@@ -25,7 +25,7 @@ from tuner.units import show_bytes, show_flops, show_rate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-LOCAL = re.compile(r"(?:local|this-machine)(?:\s*[x*:]\s*(-?[0-9]+))?", re.IGNORECASE | re.ASCII)
+LOCAL = re.compile(r"(?a:local|this-machine)(?:\s*[x*:]\s*(-?\d+))?", re.IGNORECASE)
 PROCESSES = 4
 MOST_PROCESSES = 1024
 MOST_ACCELERATORS = 999_999
@@ -138,7 +138,7 @@ def local_count(text: str) -> int | None:
     match = LOCAL.fullmatch(text.strip()) if len(text) < 40 else None
     if match is None:
         return None
-    if match[1] is not None and not 1 <= int(match[1]) <= MOST_ACCELERATORS:
+    if match[1] is not None and not (match[1].isascii() and 1 <= int(match[1]) <= MOST_ACCELERATORS):
         rule = f"must be 1 to {MOST_ACCELERATORS} accelerators, or 1 to {MOST_PROCESSES} processes on the CPU"
         raise one_problem("cluster", "", text, rule, f"local:{PROCESSES}")
     return int(match[1] or 0)

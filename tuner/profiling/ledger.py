@@ -151,4 +151,4 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "number": lambda value: isinstance(value, int) and not isinstance(value, bool) and -1 <= value < _MOST,
     "plan": lambda value: isinstance(value, dict),
     "reference": lambda value: isinstance(value, bool),
-} | dict.fromkeys(("predicted_s", "said_s", "low_s", "high_s"), _seconds)
+} | dict.fromkeys(("predicted_s", "said_s", "low_s", "high_s"), lambda value: value is None or (_number(value) and value >= 0))

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_plus
 
@@ -16,7 +17,9 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from tuner.errors import InfrastructureError, SpecError, one_problem
-from tuner.search.sampler import STEP_S
+from tuner.profiling.driver import FOLDER, RESULT, SAID
+from tuner.search.sampler import END, MEMORY, OWN, STEP_S
+from tuner.search.trials import DRIVER, REFERENCE
 
 if TYPE_CHECKING:
     from io import BufferedRandom
@@ -156,7 +159,12 @@ def _is_operation(line: bytes) -> bool:
     if not isinstance(record, dict) or not isinstance(record.get("worker_id"), str) or type(record.get("op_code")) is not int:
         return False
     told = [record.get(name, {}) for name in ("user_attr", "user_attrs")]
-    return record["op_code"] in _OPERATIONS and all(isinstance(one, dict) and _is_step(one.get(STEP_S, 1.0)) for one in told)
+    return record["op_code"] in _OPERATIONS and all(map(_are_attributes, told))
+
+
+def _are_attributes(told: Any) -> bool:
+    """Whether what a driver reads of a trial's attributes is of the type that it wrote."""
+    return isinstance(told, dict) and all(name not in _ATTRIBUTES or _ATTRIBUTES[name](value) for name, value in told.items())
 
 
 def _finite(text: str) -> float:
@@ -166,7 +174,25 @@ def _finite(text: str) -> float:
 
 
 def _is_step(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value < 1e18
+    return _is_number(value) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e308
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_ATTRIBUTES: dict[str, Callable[[Any], bool]] = {
+    STEP_S: _is_step,
+    MEMORY: _is_number,
+    OWN: _is_number,
+    RESULT: lambda value: isinstance(value, dict),
+    SAID: lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_number, value)),
+    REFERENCE: lambda value: type(value) is int and value >= 0,
+} | dict.fromkeys((END, FOLDER, DRIVER), _is_text)
 
 
 def said(error: BaseException, url: str = "") -> str:
