@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -194,10 +195,28 @@ def test_ports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("local", 0), ("LOCAL:8", 8), ("localx2", 2), ("local*3", 3), ("local:", None), ("locals", None), ("h100x8", None)]
+    ("text", "count"),
+    [("local", 0), ("LOCAL:8", 8), ("localx2", 2), ("local*3", 3), ("local:", None), ("locals", None), ("h100x8", None)],
 )
 def test_names_of_the_machine_at_hand(text: str, count: int | None) -> None:
     assert local_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["local:0", "localx00", "local:-1", "local:99999999", "local*1000000", "local:\u0663", "localx\uff14"])
+def test_a_count_that_no_machine_has_is_refused_by_its_own_words(text: str) -> None:
+    import tuner
+
+    said = rf"cluster = '{re.escape(text)}': must be 1 to 999999 accelerators, or 1 to 1024 processes on the CPU \(local:4\)"
+    for ask in (local_count, named_cluster, lambda name: tuner.presets("cluster", name)):
+        with pytest.raises(SpecError, match=said):
+            ask(text)
+
+
+@pytest.mark.parametrize("text", ["local:\u00b2", "loca\u2113:4", "thi\u017f-machine"])
+def test_what_looks_like_this_machine_is_not(text: str) -> None:
+    assert local_count(text) is None
+    with pytest.raises(SpecError):
+        named_cluster(text)
 
 
 def test_local_in_every_verb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

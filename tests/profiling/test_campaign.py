@@ -199,6 +199,18 @@ def test_measurements_that_are_known_are_not_run_again_nor_counted(tmp_path: Pat
     assert other.known == 0
 
 
+@pytest.mark.parametrize("place", ["/proc/none", "file", "folder"])
+def test_a_cache_that_cannot_be_used_is_said_once(place: str, tmp_path: Path) -> None:
+    of = candidates(COUNT)
+    (tmp_path / "file").touch()
+    shared = tmp_path / "folder" if place == "folder" else tmp_path / place / "tuner" / "shared.jsonl"
+    (tmp_path / "folder").mkdir()
+    ended = searched(tmp_path / "a", of, runs=3, shared=shared)
+    assert len(ended.ran) == len(ledger(tmp_path / "a")) == 3
+    assert [fault for fault in ended.faults if "not shared" in fault] == list(ended.faults) and len(ended.faults) == 1
+    assert str(shared) in ended.faults[0] and "--no-cache" in ended.faults[0]
+
+
 def test_another_search_in_the_folder_knows_what_the_first_measured(tmp_path: Path) -> None:
     of = candidates(COUNT)
     searched(tmp_path, of, runs=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -47,6 +48,33 @@ def test_lines_that_are_no_entries_are_passed_over(junk: bytes, tmp_path: Path) 
     assert [one.number for one in read(path)] == [0]
     append(path, entry(1))
     assert [one.number for one in read(path)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"study": []}, {"study": None}, {"number": "0"}, {"number": True}, {"number": 0.0}, {"number": -2}, {"plan": []}, {"reference": 1},
+        {"said_s": "x"}, {"predicted_s": float("nan")}, {"low_s": [1.0]}, {"high_s": 10**400}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_field_of_another_type_makes_no_entry(change: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in (entry(0).record() | change, entry(1).record())))
+    assert [one.number for one in read(path)] == [1]
+    assert append(path, entry(2)) and [one.number for one in read(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step_s": 0.0}, {"step_s": -1.0}, {"step_s": 1e-10}, {"step_s": float("nan")}, {"step_s": float("inf")}, {"step_s": "1"},
+        {"step_s": True}, {"step_s": 1e300}, {"started": []}, {"started": "1"}, {"memory_bytes": True}, {"nodes": 3}, {"end": []},
+    ],
+)  # fmt: skip
+def test_a_result_with_a_figure_that_is_none_makes_no_entry(change: dict[str, object], tmp_path: Path) -> None:
+    path, record = tmp_path / "m.jsonl", entry(0).record()
+    path.write_text(json.dumps(record | {"result": record["result"] | change}) + "\n")
+    assert read(path) == []
 
 
 def test_writers_do_not_meet(tmp_path: Path) -> None:

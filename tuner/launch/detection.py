@@ -25,9 +25,10 @@ from tuner.units import show_bytes, show_flops, show_rate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-LOCAL = re.compile(r"(?:local|this-machine)(?:\s*[x*:]\s*(\d{1,6}))?", re.IGNORECASE)
+LOCAL = re.compile(r"(?a:local|this-machine)(?:\s*[x*:]\s*(-?\d+))?", re.IGNORECASE)
 PROCESSES = 4
 MOST_PROCESSES = 1024
+MOST_ACCELERATORS = 999_999
 TIMEOUT_S = 10
 SAME_MEMORY = 0.08  # of what the preset says: drivers reserve a little, and GB is not GiB
 SAME_RATE = 0.05
@@ -133,9 +134,14 @@ def _switches(root: Path, env: Mapping[str, str]) -> tuple[tuple[Level, ...], tu
 
 
 def local_count(text: str) -> int | None:
-    """Return N of "local:N" or "localxN", 0 of "local" alone, None for another text."""
+    """Return N of "local:N" or "localxN", 0 of "local" alone, None for another text. Raises SpecError for a count that no machine has."""
     match = LOCAL.fullmatch(text.strip()) if len(text) < 40 else None
-    return None if match is None else int(match[1] or 0)
+    if match is None:
+        return None
+    if match[1] is not None and not (match[1].isascii() and 1 <= int(match[1]) <= MOST_ACCELERATORS):
+        rule = f"must be 1 to {MOST_ACCELERATORS} accelerators, or 1 to {MOST_PROCESSES} processes on the CPU"
+        raise one_problem("cluster", "", text, rule, f"local:{PROCESSES}")
+    return int(match[1] or 0)
 
 
 def local(text: str) -> Detected:

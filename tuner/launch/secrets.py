@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,31 @@ def environment_record(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def mask(environment: Mapping[str, str]) -> Callable[[str], str]:
     """Return what replaces each secret value of an environment in a text."""
-    values = {part for name, value in environment.items() if is_secret(name, value) for part in [value, *value.splitlines()]}
-    words = sorted((v for v in values if len(v) >= _SHORTEST and v.lower() not in _WORDS and not v.isspace()), key=len, reverse=True)
+    words = _values(environment)
     if not words:
         return lambda text: text
     pattern = re.compile("|".join(map(re.escape, words)))
     return lambda text: pattern.sub(MASKED, text)
+
+
+def cut(environment: Mapping[str, str]) -> Callable[[bytes], int]:
+    """Return what says after how many bytes the beginning of a line may be cut without parting a secret value of an environment."""
+    words = [os.fsencode(word) for word in _values(environment)]
+    if not words:
+        return len
+    pattern, held = re.compile(b"|".join(map(re.escape, sorted(words, key=len, reverse=True)))), max(map(len, words)) - 1
+
+    def place(text: bytes) -> int:
+        end = max(len(text) - held, 0)  # a value that begins before it stands in the text as a whole
+        return next((found.end() for found in pattern.finditer(text) if found.start() < end < found.end()), end)
+
+    return place
+
+
+def _values(environment: Mapping[str, str]) -> list[str]:
+    """Return the values that are blotted out, the longest first."""
+    values = {part for name, value in environment.items() if is_secret(name, value) for part in [value, *value.splitlines()]}
+    return sorted((v for v in values if len(v) >= _SHORTEST and v.lower() not in _WORDS and not v.isspace()), key=len, reverse=True)
 
 
 _WORDS = {"enabled", "disabled", "default", "unknown"}

@@ -26,12 +26,12 @@ from tuner.launch.logs import LogReader
 from tuner.launch.orders import LOG, SUPERVISOR, log_lines, put_aside, read_orders, save_result, stop_reason
 from tuner.launch.outcome import Cut, Ending, result_of
 from tuner.launch.processes import MARK, adopt_orphans, descendants, end_all, marked, reap, start_time
-from tuner.launch.secrets import mask
+from tuner.launch.secrets import cut, mask
 from tuner.launch.slurm_queue import job_state
 from tuner.launch.trial import Result, json_text, read_trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tuner.launch.devices import Device
     from tuner.launch.orders import Orders
@@ -49,11 +49,11 @@ class Abandoned(Exception):
 
 
 class Log:
-    """log.txt as it is written: secrets blotted out, each line passed on."""
+    """log.txt as it is written: the environment's secrets blotted out, each line passed on."""
 
-    def __init__(self, path: Path, reader: LogReader, masked: Callable[[str], str]) -> None:
+    def __init__(self, path: Path, reader: LogReader, environment: Mapping[str, str]) -> None:
         self.file: IO[bytes] = path.open("ab", buffering=0)
-        self.reader, self.masked = reader, masked
+        self.reader, self.masked, self.cut = reader, mask(environment), cut(environment)
         self.rest = b""
         self.size = 0
 
@@ -63,7 +63,9 @@ class Log:
         for line in lines:
             self._line(line + b"\n")
         if len(self.rest) > _LONGEST_LINE:
-            self.close_line()
+            at = self.cut(self.rest)
+            self._line(self.rest[:at] + b"\n")
+            self.rest = self.rest[at:]
 
     def close_line(self) -> None:
         """Write a line that has no end yet."""
@@ -155,7 +157,7 @@ class Supervisor:
         """Copy output until the command ends or must be ended; return its exit code (None while it runs), the cut and why."""
         assert command.stdout is not None  # noqa: S101
         reader = LogReader(self.orders.launcher)
-        log = Log(self.folder / LOG, reader, mask(os.environ))
+        log = Log(self.folder / LOG, reader, os.environ)
         try:
             return self._copy(command, command.stdout.fileno(), log, Clock(self.orders, reader))
         finally:

@@ -11,7 +11,7 @@ from tuner.profiling.adoption import adopt, unclaimed
 from tuner.profiling.budget import EVERY, Why, due, faults_of, most, over
 from tuner.profiling.driver import LOCK, Campaign, Driver
 from tuner.profiling.interruption import held_back
-from tuner.profiling.ledger import INTERRUPTED
+from tuner.profiling.ledger import INTERRUPTED, tells
 from tuner.profiling.nodes import failing
 from tuner.profiling.recall import keep, recall
 from tuner.profiling.runs import collect, launch, stop
@@ -33,8 +33,8 @@ POLL_S = 0.2
 
 class Ended(NamedTuple):
     """How a campaign ended. entries: what ran, in order, with what was known before it (number -1); known: how many that are; why: in
-    words; enough: whether it ended by its own rule rather than for want of budget; faults: what machines did wrong, and which are left
-    out; ran: what is known of candidates.
+    words; enough: whether it ended by its own rule rather than for want of budget; faults: what machines did wrong, which are left out,
+    and why measurements are not shared; ran: what is known of candidates.
     """
 
     entries: tuple[Entry, ...]
@@ -83,7 +83,8 @@ def _driven(driver: Driver, interrupted: Callable[[], bool], progress: Tell | No
 def _ended(driver: Driver, known: int, why: Why) -> Ended:
     keep(driver)
     out = tuple(f"{node} failed under several runs: later ones leave it out where nodes can be chosen" for node in failing(driver.own()))
-    return Ended(tuple(driver.entries), known, why.words, why.enough, (*faults_of(driver), *out), tuple(driver.ran()))
+    faults = (*faults_of(driver), *out, *((driver.unshared,) if driver.unshared else ()))
+    return Ended(tuple(driver.entries), known, why.words, why.enough, faults, tuple(driver.ran()))
 
 
 def _start(driver: Driver) -> Why | None:
@@ -120,5 +121,5 @@ def _tell_progress(driver: Driver, progress: Tell | None) -> None:
     words = f", best step {best:.3g} s" if math.isfinite(best) else ""
     under_way = ", ".join(f"{one.at.number}" for one in driver.live)
     runs = driver.campaign.limits.runs or len(driver.campaign.candidates)
-    done = sum(not entry.reference for entry in driver.own())
+    done = sum(not entry.reference and tells(entry.result) for entry in driver.own())
     progress(f"measuring{f' (run {under_way})' if under_way else ''}{words}: run", done, runs)

@@ -71,8 +71,8 @@ class Live:
 @dataclass(slots=True)
 class Driver:
     """entries: every run of the study that ended, and what was known before; kept: the numbers of their trials; unstarted: runs that the
-    machine did not let start; row: faults of the machine in a row; looked: when it last looked for trials of dead drivers; full: a start
-    failed beside other runs, so that it waits for one of them to end.
+    machine did not let start; unshared: why the ledger that searches share is not used any more; row: faults of the machine in a row;
+    looked: when it last looked for trials of dead drivers; full: a start failed beside other runs, so that it waits for one to end.
     """
 
     campaign: Campaign
@@ -82,6 +82,7 @@ class Driver:
     entries: list[Entry] = field(default_factory=list)
     kept: set[int] = field(default_factory=set)
     unstarted: list[str] = field(default_factory=list)
+    unshared: str = ""
     row: int = 0
     looked: float = -math.inf
     full: bool = False

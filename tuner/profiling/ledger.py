@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,38 @@ def _run(line: bytes) -> tuple[Any, ...]:
 
 
 def _entry(record: dict[str, Any]) -> Entry | None:
-    try:
-        return Entry(result=load_spec(Result, record.pop("result"), "ledger", units=False), **record)
-    except (TypeError, SpecError):
+    result, rest = record["result"], {name: value for name, value in record.items() if name != "result"}
+    if not all(name in _KINDS and _KINDS[name](value) for name, value in rest.items()) or not all(map(_timed, result.items())):
         return None
+    try:
+        return Entry(result=load_spec(Result, result, "ledger", units=False), **rest)
+    except (TypeError, ValueError, OverflowError, SpecError):
+        return None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST
+
+
+def _seconds(value: Any) -> bool:
+    """Whether it is a step's time, or None."""
+    return value is None or (_number(value) and value >= _LEAST_STEP_S)
+
+
+def _timed(item: tuple[str, Any]) -> bool:
+    """Whether a figure of a result is one: what else stands in it, Result checks."""
+    name, value = item
+    if name == "step_s":
+        return _seconds(value)
+    return name not in _FIGURES or value is None or _number(value)
+
+
+_LEAST_STEP_S, _MOST = 1e-9, 1e18
+_FIGURES = ("spread_s", "steps", "memory_bytes", "started", "ended", "extrapolated", "attempts")
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "key": lambda value: isinstance(value, str),
+    "study": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int) and not isinstance(value, bool) and -1 <= value < _MOST,
+    "plan": lambda value: isinstance(value, dict),
+    "reference": lambda value: isinstance(value, bool),
+} | dict.fromkeys(("predicted_s", "said_s", "low_s", "high_s"), lambda value: value is None or (_number(value) and value >= 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.cost_model.estimate import estimate, peak_memory
+from tuner.errors import InfrastructureError
 from tuner.launch.trial import Result
 from tuner.load import load_spec
 from tuner.plan_text import plan_record
@@ -39,13 +40,23 @@ def recall(driver: Driver) -> int:
 def _add(driver: Driver, here: list[Entry], places: dict[str, int]) -> None:
     campaign = driver.campaign
     taken = driver.taken()
-    for entry in [*here, *(read(campaign.shared, places) if campaign.shared else [])]:
+    for entry in [*here, *_shared(driver, places)]:
         index = places[entry.key]
         if index in taken or entry.reference or not tells(entry.result):
             continue
         taken.add(index)
         told = {KNOWN: entry.study or "elsewhere", RESULT: entry.result.model_dump(mode="json")}
         add_known(driver.study, campaign.candidates, ran(campaign, index, entry.result), told)
+
+
+def _shared(driver: Driver, places: dict[str, int]) -> list[Entry]:
+    """Return what other searches measured; none where their ledger cannot be read."""
+    path = driver.campaign.shared
+    try:
+        return [] if path is None else read(path, places)
+    except InfrastructureError as error:
+        _not_shared(driver, error)
+        return []
 
 
 def keep(driver: Driver, written: set[tuple[str, int, float]] | None = None) -> None:
@@ -65,13 +76,23 @@ def keep(driver: Driver, written: set[tuple[str, int, float]] | None = None) -> 
         known.add(entry.key) if entry.number < 0 else None
         driver.entries.append(entry)
         if entry.number >= 0 and entry.run not in (written or ()) and append(campaign.folder / LEDGER, entry):
-            _share(campaign, entry)
+            _share(driver, entry)
 
 
-def _share(campaign: Campaign, entry: Entry) -> None:
+def _share(driver: Driver, entry: Entry) -> None:
     """Pass a measurement on to other searches: not of a run that was cut short, whose limits were this search's."""
-    if campaign.shared is not None and tells(entry.result) and entry.result.end != "stopped":
-        append(campaign.shared, entry)
+    path = driver.campaign.shared
+    if path is None or driver.unshared or not tells(entry.result) or entry.result.end == "stopped":
+        return
+    try:
+        append(path, entry)
+    except InfrastructureError as error:
+        _not_shared(driver, error)
+
+
+def _not_shared(driver: Driver, error: InfrastructureError) -> None:
+    """Note, once, why measurements are not shared: a search goes on without."""
+    driver.unshared = driver.unshared or f"measurements are not shared: {error} (--no-cache asks for that)"
 
 
 def _entry(campaign: Campaign, trial: FrozenTrial, index: int) -> Entry:
