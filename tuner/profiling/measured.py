@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import NothingFeasible, one_problem
 from tuner.plan_text import plan_record
-from tuner.profiling.ledger import INTERRUPTED
+from tuner.profiling.ledger import INTERRUPTED, tells
 from tuner.profiling.ranked import calibration_text, drift_of, ranked_after
 from tuner.request import Problems, close, quantity, truth, whole
 
@@ -229,15 +229,15 @@ class Measured:
     def record(self) -> dict[str, Any]:
         """Return it as JSON's types."""
         entries = [entry.record() for entry in self.ended.entries]
-        ends = [entry.result.end for entry in self.ended.entries if not entry.reference and entry.number >= 0]
+        counted = [entry for entry in self.ended.entries if entry.number >= 0 and not entry.reference and tells(entry.result)]
         return {
             "runner": self.runner,
             "strategy": self.strategy,
             "seed": self.seed,
             "candidates": self.candidates,
             "folder": str(self.folder),
-            "runs": len(ends),
-            "failed_runs": sum(end not in ("ok", "stopped") for end in ends),
+            "runs": len(counted),
+            "failed_runs": sum(entry.result.end in ("oom", "failed") or not entry.result.step_s for entry in counted),
             "known_before": self.ended.known,
             "why": self.ended.why,
             "enough": self.ended.enough,
@@ -266,7 +266,6 @@ def measure_search(
     from tuner.profiling.campaign import run
     from tuner.profiling.cheap import cost_of
     from tuner.profiling.driver import Campaign
-    from tuner.profiling.ledger import tells
     from tuner.profiling.nodes import slow
     from tuner.profiling.proxies import ProxyRunner
     from tuner.profiling.standing import standings

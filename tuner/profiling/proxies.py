@@ -6,11 +6,13 @@ import dataclasses
 import hashlib
 import os
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.errors import InfrastructureError
 from tuner.launch.orders import save_result
 from tuner.launch.supervised import Ended, prepare
 from tuner.plan_text import plan_record
@@ -19,6 +21,7 @@ from tuner.profiling.proxy import Cropped, extrapolated, proxy_of, spreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
@@ -129,9 +132,16 @@ class ProxyRunner:
     def _key(self, proxy: Proxy) -> str:
         return key_of(proxy.of.job, proxy.of.plan, self.software)
 
+    def _optional(self, path: Path) -> AbstractContextManager[None]:
+        """Go on without the shared ledger where it cannot be read or written; the folder's own must be."""
+        return suppress(InfrastructureError) if path == self.shared else nullcontext()
+
     def _known(self, proxy: Proxy) -> Entry | None:
         key = self._key(proxy)
-        entries = (entry for path in self.ledgers for entry in read(path, {key}))
+        entries: list[Entry] = []
+        for path in self.ledgers:
+            with self._optional(path):
+                entries += read(path, {key})
         return next((entry for entry in entries if entry.result.end in _KEPT), None)
 
     def _wrapped(self, running: Running, asked: Trial, proxy: Proxy) -> Extrapolated:
@@ -140,7 +150,8 @@ class ProxyRunner:
             entry = Entry(key=self._key(proxy), study=self.study, number=asked.number, plan=plan, result=result)
             if result.end in _KEPT and self._known(proxy) is None:
                 for path in self.ledgers:
-                    append(path, entry)
+                    with self._optional(path):
+                        append(path, entry)
 
         return Extrapolated(running, proxy, self.spreads[1], keep)
 
