@@ -64,10 +64,10 @@ def test_alone_and_into_a_file(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_processes_that_fail_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(module, "_environment", lambda: {**os.environ, "PYTHONPATH": "/nowhere"})
-    monkeypatch.chdir("/")
+def test_processes_that_fail_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()  # comes before the installed one
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('a torch that does not load')\n")
+    monkeypatch.setattr(module, "_environment", lambda: {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"})
     with pytest.raises(InfrastructureError, match="the microbenchmarks ended with exit code"):
         measure(1, 5.0)
 

@@ -80,7 +80,8 @@ def test_real_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed (pip install meshtuner[profile])")
     (tmp_path / "ranks.py").write_text(RANKS)
     site = Site(environment={"PYTHONPATH": str(tmp_path)}, python=sys.executable)
-    result = ended(LocalRunner(site=site, module="ranks").start(trial(tmp_path / "t", job=small_job(2, 4))))
+    asked = trial(tmp_path / "t", job=small_job(2, 4), wall_s=300.0, quiet_s=240.0)  # a cold import of torch may take a minute
+    result = ended(LocalRunner(site=site, module="ranks").start(asked), 300.0)
     log = (tmp_path / "t" / "log.txt").read_text()
     assert result.end == "ok", log
     assert "threads 1" in log and all(f"rank {rank} of 2" in log for rank in (0, 1))

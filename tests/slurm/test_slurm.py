@@ -187,11 +187,11 @@ def test_torchrun_over_two_nodes_of_an_allocation(cluster: Cluster, tmp_path: Pa
     made = open_runner("slurm", Setup(site=Site(environment={"PYTHONPATH": str(tmp_path)})))
     assert isinstance(made, SlurmRunner) and made.allocation == job
     allocated = SlurmRunner(site=made.site, allocation=job, module="meet", grace_s=1.0)
-    asked = trial(tmp_path / "t", job=small_job(2, 1))
+    asked = trial(tmp_path / "t", job=small_job(2, 1), wall_s=300.0, quiet_s=240.0)
     running = allocated.start(asked)
     with pytest.raises(InfrastructureError, match="has 0 free nodes of 2: 2 are needed"):
         allocated.start(trial(tmp_path / "other", job=small_job(2, 1)))
-    result = ended(running)
+    result = ended(running, 300.0)
     assert (result.end, result.step_s, len(result.nodes)) == ("ok", 2.0, 2), (tmp_path / "t" / "log.txt").read_text()
     assert [name for _, name, _ in steps(job) if name.startswith("tuner-")] == []
     cluster.run("scancel", job)
