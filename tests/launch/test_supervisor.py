@@ -89,7 +89,8 @@ def test_real_torchrun_starts_the_ranks(tmp_path: Path) -> None:
 
 RANKS = """\
 import os
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "threads", os.environ["OMP_NUM_THREADS"])
+words = "rank %s of %s threads %s" % tuple(os.environ[name] for name in ("RANK", "WORLD_SIZE", "OMP_NUM_THREADS"))
+os.write(1, (words + chr(10)).encode())  # in one piece: the ranks share a pipe
 if os.environ["RANK"] == "0":
     for step in range(8):
         print('tuner-step {"step": %d, "seconds": 0.1, "loss": 1.0}' % step)

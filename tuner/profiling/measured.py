@@ -331,14 +331,15 @@ def measure_search(
 
 def _check_machine(measure: Measure, job: Job) -> None:
     """Refuse to start the workload of another cluster's size on this machine. Raises SpecError."""
-    if measure.runner != "local" or measure.command is not None or measure.proxy or job.cluster.name.startswith("localx"):
+    if measure.runner != "local" or measure.command is not None or job.cluster.name.startswith("localx"):
         return
     from tuner.launch.detection import local
 
     here = local("local").cluster
-    if here is None or here.gpu.name != job.cluster.gpu.name or here.gpus < job.gpus:
+    ranks = min(job.gpus, job.cluster.gpus_per_node) if measure.proxy else job.gpus
+    if here is None or here.gpu.name != job.cluster.gpu.name or here.gpus < ranks:
         seen = "nothing that was recognised" if here is None else f"{here.gpus} x {here.gpu.name}"
-        rule = f"is not this machine ({seen}), where --runner local would start {job.gpus} processes"
+        rule = f"is not this machine ({seen}), where --runner local would start {ranks} processes"
         raise one_problem("cluster", "", job.cluster.name, rule, "--runner slurm, --command FILE, or --cluster local")
 
 
