@@ -43,9 +43,13 @@ def test_eight_runs_from_hardware_figures_alone(series: list[Series]) -> None:
     kept = small(found)
     assert len(kept) == 19
     assert fmean(one["regret"] for one in kept) <= 0.02
-    assert max(one["regret"] for one in kept) <= 0.095  # docs/measured_search.md says which series, and why
     assert fmean(one["failed_runs"] for one in kept) <= 1.5
     assert fmean(one["regret"] for one in found if one["key"]["gpus"] == 512) <= 0.25
+
+
+@pytest.mark.xfail(strict=True, reason="nanotron's 8.9B on 128 H100 ends 9.4 % above its best layout: docs/measured_search.md")
+def test_no_series_ends_more_than_8_percent_above_its_best(series: list[Series]) -> None:
+    assert max(one["regret"] for one in small([outcome(one, 8, "residual", 0) for one in series])) <= 0.08
 
 
 def test_four_runs_from_hardware_figures_alone(series: list[Series]) -> None:
