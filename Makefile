@@ -38,7 +38,7 @@ audit: $(VENV)/test.stamp  ## known vulnerabilities of the pinned versions (need
 	$(BIN)/pip-audit --strict --progress-spinner off --timeout 20 --disable-pip --no-deps -r constraints.txt
 
 bench: $(VENV)/test.stamp  ## speed of the sweep; with ROWS="runs/*.jsonl" also the accuracy on these measured runs
-	@for bench in $(filter-out benchmarks/accuracy.py benchmarks/operators.py benchmarks/replay.py benchmarks/measured_search.py,$(wildcard benchmarks/*.py)); do \
+	@for bench in $(filter-out benchmarks/accuracy.py benchmarks/operators.py benchmarks/replay.py benchmarks/measured_search.py benchmarks/document.py,$(wildcard benchmarks/*.py)); do \
 	    echo "== $$bench"; $(BIN)/python $$bench || exit 1; done
 	@if [ -n "$(ROWS)" ]; then echo "== benchmarks/accuracy.py"; $(BIN)/python benchmarks/accuracy.py $(ROWS); fi
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.document import marks, write_block
 from tests.published import unpack
 from tuner.accuracy import validate as v
 from tuner.accuracy.cross import LEFT, told_without
@@ -134,11 +135,6 @@ def describe(item: v.Scored, calibration: Any, *, terms: bool) -> None:
         print("       " + "  ".join(f"{name} {float(value):.3f}" for name, value in leaves(step).items()))
 
 
-def marks(name: str) -> tuple[str, str]:
-    """Return what stands around a block of a document."""
-    return f"<!-- {name} -->", f"<!-- /{name} -->"
-
-
 def summary_table(summaries: dict[str, dict[str, Any]]) -> list[str]:
     """Return summaries of `tuner validate` as Markdown, a column each."""
 
@@ -169,16 +165,6 @@ def summary_table(summaries: dict[str, dict[str, Any]]) -> list[str]:
 def number(value: float | None) -> str:
     """Return a rank correlation, or a dash."""
     return "-" if value is None else f"{value:.2f}"
-
-
-def write_block(path: Path, name: str, lines: Sequence[str]) -> None:
-    """Put lines between the marks of a block. Exits when the file has not both marks, once each and in order."""
-    text = path.read_text(encoding="utf-8")
-    first, last = marks(name)
-    if text.count(first) != 1 or text.count(last) != 1 or text.index(first) > text.index(last):
-        sys.exit(f"{path}: must hold {first} and then {last}, once each")
-    before, after = text[: text.index(first) + len(first)], text[text.index(last) :]
-    path.write_text("\n".join([before, *lines, after]), encoding="utf-8")
 
 
 def clean(item: v.Scored) -> bool:

@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import random
-import re
 import sys
 import tempfile
 import time
@@ -19,14 +18,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import tuner  # noqa: E402
-from tuner.launch.limits import refusals  # noqa: E402
-from tuner.launch.runner import Setup, open_runner  # noqa: E402
-from tuner.launch.trial import Trial  # noqa: E402
-from tuner.plan import Plan  # noqa: E402
+import tuner
+from benchmarks.document import write_block
+from tuner.launch.limits import refusals
+from tuner.launch.runner import Setup, open_runner
+from tuner.launch.trial import Trial
+from tuner.plan import Plan
 
 QUESTION: dict[str, Any] = {"model": "tiny", "cluster": "local"}
 SEARCH = {**QUESTION, "framework": "tuner-workload", "space": "measured", "top": 1000, "all": True}
@@ -45,12 +44,7 @@ def main() -> int:
         text, _ = compare(options.out or Path(folder), options.runs)
     print(text)
     if options.write is not None:
-        page = options.write.read_text(encoding="utf-8")
-        made, count = re.subn(r"(<!-- measured -->\n)(.|\n)*?(<!-- /measured -->)", lambda m: f"{m[1]}{text}\n{m[3]}", page)
-        if not count:
-            print(f"{options.write}: has no <!-- measured --> marks", file=sys.stderr)
-            return 1
-        options.write.write_text(made, encoding="utf-8")
+        write_block(options.write, "measured", text.splitlines())
     return 0
 
 

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tuner.accuracy.replay import Series, outcome, read_series  # noqa: E402
+from benchmarks.document import write_block
+from tuner.accuracy.replay import Series, Strategy, outcome, read_series
 
 SWEEPS = ("nanotron_ultrascale", "hagemann2023_layouts")
-SEARCHES = (
+SEARCHES: tuple[tuple[Strategy, int], ...] = (
     ("residual", 4), ("residual", 8), ("residual", 16), ("analytic", 4), ("analytic", 8),
     ("tpe", 8), ("tpe", 16), ("random", 8),
 )  # fmt: skip
@@ -40,12 +39,7 @@ def main() -> int:
     if options.write is None:
         print(text)
         return 0
-    page = options.write.read_text(encoding="utf-8")
-    made, count = re.subn(r"(<!-- replay -->\n)(.|\n)*?(<!-- /replay -->)", lambda m: f"{m[1]}{text}\n{m[3]}", page)
-    if not count:
-        print(f"{options.write}: has no <!-- replay --> marks", file=sys.stderr)
-        return 1
-    options.write.write_text(made, encoding="utf-8")
+    write_block(options.write, "replay", text.splitlines())
     return 0
 
 
@@ -64,7 +58,7 @@ def table(series: list[Series], seeds: int) -> str:
     lines = ["| search | runs | series | mean regret | worst | failed runs | all series, mean regret |", "|---|---|---|---|---|---|---|"]
     for strategy, runs in SEARCHES:
         drawn = seeds if strategy in ("tpe", "random") else 1
-        found = [outcome(one, runs, strategy, seed) for seed in range(drawn) for one in series]  # type: ignore[arg-type]
+        found = [outcome(one, runs, strategy, seed) for seed in range(drawn) for one in series]
         words = f"{strategy}, mean of {drawn} seeds" if drawn > 1 else strategy
         for source in dict.fromkeys(one.key["source"] for one in series):
             lines.append(f"| {words} | {runs} | {line([one for one in found if one['key']['source'] == source], drawn)} |")

@@ -47,6 +47,7 @@ class Aim:
 
 def read_aim(request: Request) -> Aim:
     """Return the search's own options. Raises SpecError listing every problem."""
+    from tuner.profiling.measured import wanted
     from tuner.search.exhaustive import MAX_P_OOM, OBJECTIVES
     from tuner.search.limits import parse_limits
 
@@ -78,7 +79,7 @@ def read_aim(request: Request) -> Aim:
         return value is not None and bool(problems.trying(lambda: truth(value, name)))
 
     spec = problems.trying(lambda: read_space_spec(request))
-    measuring = request.profile is not None or request.budget is not None
+    measuring = wanted(request)
     strategy = "exhaustive" if measuring else choice("strategy", STRATEGIES)  # which plans to measure is read with how to
     for name in ("trials", "seed"):
         if getattr(request, name) is not None and strategy == "exhaustive" and not measuring:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 STARTUP_S = 60.0  # of a run: imports, communicators, compilation; what a short run costs besides its steps
 MOST_FAULTS = 3  # faults of the machine in a row after which nothing more is started
-NORMAL_90 = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

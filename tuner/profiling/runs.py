@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from tuner.cost_model.memory import NORMAL_90
 from tuner.errors import InfrastructureError, SpecError
 from tuner.launch.progress import Progress
 from tuner.launch.trial import Trial
 from tuner.profiling.cheap import counts_of
 from tuner.profiling.driver import FOLDER, RESULT, SAID, TRIALS, Live
 from tuner.profiling.ledger import INTERRUPTED, tells
-from tuner.profiling.limits import NORMAL_90
 from tuner.profiling.nodes import failing
 from tuner.profiling.recall import keep, ran
 from tuner.search.trials import REFERENCE, set_attributes, tell, tell_nothing

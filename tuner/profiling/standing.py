@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tuner.cost_model.memory import NORMAL_90
 from tuner.launch.step_time import MEDIAN, QUARTILE
-from tuner.profiling.limits import NORMAL_90
 from tuner.search.beliefs import Ran
 
 if TYPE_CHECKING:
