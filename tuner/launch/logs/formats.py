@@ -133,6 +133,22 @@ _MEGATRON_STATED = (
     *((name, pattern(f"{word} ...", rf"\b{word} \.{{3,60}} (\d{{1,12}})\b")) for name, word in _ARGUMENTS.items()),
 )
 
+
+def _megatron(name: str, marks: tuple[Pattern, ...], hints: tuple[Pattern, ...]) -> Format:
+    """Return the format of a launcher whose steps Megatron-LM's training loop prints."""
+    return Format(
+        name=name,
+        starts=(_ITERATION,),
+        seconds=(_ELAPSED,),
+        loss=(_LM_LOSS,),
+        nan=_NAN,
+        memory=_MEGATRON_MEMORY,
+        stated=_MEGATRON_STATED,
+        marks=marks,
+        hints=hints,
+    )
+
+
 # In the order in which they are asked whose log it is: what others print as well comes last.
 FORMATS: dict[str, Format] = {
     form.name: form
@@ -163,14 +179,8 @@ FORMATS: dict[str, Format] = {
             ),
             hints=(pattern("rimus", r"\b[pP]rimus[/.]"),),
         ),
-        Format(
-            name="megatron-bridge",
-            starts=(_ITERATION,),
-            seconds=(_ELAPSED,),
-            loss=(_LM_LOSS,),
-            nan=_NAN,
-            memory=_MEGATRON_MEMORY,
-            stated=_MEGATRON_STATED,
+        _megatron(
+            "megatron-bridge",
             marks=(pattern("MODEL_TFLOP/s/GPU"), pattern("Step Time : ")),
             hints=(pattern("megatron/bridge"), pattern("megatron.bridge")),
         ),
@@ -259,14 +269,8 @@ FORMATS: dict[str, Format] = {
             marks=(pattern("time_per_iteration_ms:"),),
             hints=(pattern("nanotron", r"\bnanotron[/.]"),),
         ),
-        Format(
-            name="megatron-lm",
-            starts=(_ITERATION,),
-            seconds=(_ELAPSED,),
-            loss=(_LM_LOSS,),
-            nan=_NAN,
-            memory=_MEGATRON_MEMORY,
-            stated=_MEGATRON_STATED,
+        _megatron(
+            "megatron-lm",
             marks=(pattern("elapsed time per", r"\biteration\s{1,9}\d{1,12}\s{0,9}/.{0,120}elapsed time per iteration \(ms\):"),),
             hints=(pattern("megatron", r"\bmegatron[/.](?:core|training|legacy)\b"),),
         ),
