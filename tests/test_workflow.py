@@ -12,7 +12,8 @@ from tuner import presets
 from tuner.errors import PlanError, SpecError
 from tuner.plan import FULL, Plan
 from tuner.plan_defaults import complete
-from tuner.request import JOB_KEYS, SEARCH_KEYS, fraction, gpu_counts, knobs, money, quantity, read_job, read_ramp_up, read_request, whole
+from tuner.request import JOB_KEYS, SEARCH_KEYS, read_job, read_request
+from tuner.values import fraction, gpu_counts, knobs, money, quantity, read_ramp_up, whole
 
 GPT3: dict[str, Any] = {"model": "gpt3-175b", "cluster": "a100x1024", "seq_len": 2048, "global_batch": 1536}
 

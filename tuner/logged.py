@@ -18,7 +18,8 @@ from tuner.launch.logs.timing import WARMUP
 from tuner.load import load_yaml, path_of
 from tuner.measurement import LONGEST_ID, Measurement
 from tuner.plan_defaults import read_plan
-from tuner.request import JOB_KEYS, Problems, Request, job_values, read_job, read_request
+from tuner.request import JOB_KEYS, Request, job_values, read_job, read_request
+from tuner.values import Problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

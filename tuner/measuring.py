@@ -12,8 +12,8 @@ from tuner.launch.logs.nccl_tests import read_nccl_log
 from tuner.launch.measure import measure as measured_timings
 from tuner.launch.topology import Accelerators
 from tuner.load import path_of
-from tuner.request import Problems, whole
 from tuner.timing import read_timings
+from tuner.values import Problems, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

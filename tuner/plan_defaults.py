@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import PlanError, Problem
 from tuner.plan import Plan
-from tuner.request import knobs
 from tuner.search.space import RUNTIME
 from tuner.search.space import complete as with_defaults
+from tuner.values import knobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import SpecError, one_problem
 from tuner.plan import Plan
-from tuner.request import Problems, close, fraction, knobs, quantity, read_calibration, read_range, sized, truth, whole
+from tuner.request import read_calibration, read_range, sized
+from tuner.values import Problems, close, fraction, knobs, quantity, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import one_problem
 from tuner.load import load_yaml, path_of
-from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, Problems, close, knobs, read_calibration, read_job, read_request, whole
+from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, read_calibration, read_job, read_request
+from tuner.values import Problems, close, knobs, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -41,7 +41,7 @@ def trained(layout: Layout) -> dict[str, Any]:
 def break_it(what: str) -> None:
     """Leave out one collective, to see that the comparison would notice."""
     if what == "tp backward":
-        collectives._Copy.backward = staticmethod(lambda ctx, grad: (grad, None))
+        collectives.copy = lambda x, group: x
     elif what == "gradient sum":
         optimizer.Bucket.launch = lambda self: None
     elif what == "partial norms":

@@ -15,7 +15,7 @@ from tuner.errors import NothingFeasible, one_problem
 from tuner.plan_text import plan_record
 from tuner.profiling.ledger import INTERRUPTED, tells
 from tuner.profiling.ranked import calibration_text, drift_of, ranked_after
-from tuner.request import Problems, close, quantity, truth, whole
+from tuner.values import Problems, close, quantity, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tuner.launch.engine.mesh import Group
+
+    Map = Callable[[Tensor, Group], Tensor]
 
 
 def summed(x: Tensor, group: Group) -> Tensor:
@@ -61,49 +65,26 @@ def scattered(x: Tensor, group: Group) -> Tensor:
     return out
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Pair(torch.autograd.Function):
+    """A linear map over a group's ranks and its adjoint, each (tensor, group) -> tensor."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return summed(grad.clone(), ctx.group), None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        del ctx
-        return summed(x.clone(), group)
+    def forward(ctx: Any, x: Tensor, there: Map, back: Map, group: Group) -> Tensor:
+        ctx.back, ctx.group = back, group
+        return there(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        del ctx
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.back(grad, ctx.group), None, None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return gathered(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return scattered(grad, ctx.group), None
+def _same(x: Tensor, group: Group) -> Tensor:
+    del group
+    return x.view_as(x)
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return scattered(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return gathered(grad, ctx.group), None
+def _sum(x: Tensor, group: Group) -> Tensor:
+    return summed(x.clone(), group)
 
 
 class _Exchange(torch.autograd.Function):
@@ -127,22 +108,22 @@ def _exchanged(x: Tensor, sent: list[int], taken: list[int], group: Group) -> Te
 
 def copy(x: Tensor, group: Group) -> Tensor:
     """Return `x`; its gradient is summed over the group, whose ranks each use it for something else."""
-    return x if group.size == 1 else _apply(_Copy, x, group)
+    return x if group.size == 1 else _apply(_Pair, x, _same, _sum, group)
 
 
 def total(x: Tensor, group: Group) -> Tensor:
     """Return the sum over a group; its gradient is everyone's own."""
-    return x if group.size == 1 else _apply(_Sum, x, group)
+    return x if group.size == 1 else _apply(_Pair, x, _sum, _same, group)
 
 
 def gather(x: Tensor, group: Group) -> Tensor:
     """Return everyone's rows; the gradient is summed and cut."""
-    return x if group.size == 1 else _apply(_Gather, x, group)
+    return x if group.size == 1 else _apply(_Pair, x, gathered, scattered, group)
 
 
 def scatter(x: Tensor, group: Group) -> Tensor:
     """Return this rank's rows of the sum; the gradient is gathered."""
-    return x if group.size == 1 else _apply(_Scatter, x, group)
+    return x if group.size == 1 else _apply(_Pair, x, scattered, gathered, group)
 
 
 def exchange(x: Tensor, sent: list[int], taken: list[int], group: Group) -> Tensor:
