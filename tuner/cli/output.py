@@ -7,11 +7,11 @@ import os
 import shutil
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import UNSEEN, SpecError, one_problem, printable
+from tuner.files import write
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,23 +62,14 @@ def write_file(path: Path, text: str) -> None:
     and a link stays one.
     """
     data = (text if text.endswith("\n") else text + "\n").encode("utf-8", "spelled")
-    part = None
     try:
         if (path.exists() and not path.is_file()) or path.parts[1:2] in (("dev",), ("proc",)):
             with path.open("ab") as stream:
                 stream.write(data)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = path.resolve()
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        part.write_bytes(data)
-        if target.exists():
-            shutil.copymode(target, part)
-        part.replace(target)
+        write(path.resolve(), data)
     except (OSError, RuntimeError, ValueError) as error:
-        if part is not None:
-            with suppress(OSError, ValueError):
-                part.unlink()
         raise _unwritable(str(path), getattr(error, "strerror", None) or str(error)) from None
 
 
