@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,8 +13,8 @@ from tuner.errors import InfrastructureError, Problem, SpecError, nearest, one_p
 from tuner.files import write
 from tuner.launch import supervised
 from tuner.launch.logs.formats import FORMATS
-from tuner.launch.orders import COMMAND, ENVIRONMENT, LOG, ORDERS, OWN_LOG, RESULT, STOP, SUPERVISOR, TRIAL, Orders
-from tuner.launch.script import TASK, secrets_of, task_script
+from tuner.launch.orders import COMMAND, ENVIRONMENT, LOG, ORDERS, OWN_LOG, RESULT, STOP, SUPERVISOR, TRIAL
+from tuner.launch.script import TASK, task_script
 from tuner.launch.site import Site
 from tuner.launch.template import PLAN, check, fill_command, fill_file, values
 from tuner.load import load_file
@@ -108,13 +107,8 @@ class CommandRunner:
 
     def start(self, trial: Trial) -> Running:
         """Start the command under a supervisor. Raises SpecError, InfrastructureError."""
-        folder = str(trial.folder.absolute())
         script = self.command.task(trial, self.site, "command")
-        orders = Orders(
-            argv=("bash", f"{folder}/{TASK}"), cwd=folder, launcher=self.command.launcher,
-            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, error_s=self.error_s,
-        )  # fmt: skip
-        return supervised.start(trial, orders, {TASK: script}, {**os.environ, **secrets_of(self.site)})
+        return supervised.start_here(trial, script, self.site, launcher=self.command.launcher, grace_s=self.grace_s, error_s=self.error_s)
 
     def attach(self, trial: Trial) -> Running | None:
         """Return the trial's result if it has one; else end what is left of it."""

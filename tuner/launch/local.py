@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tuner.launch import supervised
 from tuner.launch.logs.formats import WORKLOAD
-from tuner.launch.orders import Orders
-from tuner.launch.script import TASK, secrets_of, task_script
+from tuner.launch.script import task_script
 from tuner.launch.site import Site
 
 if TYPE_CHECKING:
@@ -42,11 +40,7 @@ class LocalRunner:
         folder = str(trial.folder.absolute())
         body = [torchrun(self.site, self.module, folder, f"--standalone --nnodes=1 --nproc-per-node={trial.job.gpus}")]
         script = task_script(self.site, str(supervised.ROOT), body)
-        orders = Orders(
-            argv=("bash", f"{folder}/{TASK}"), cwd=folder, launcher=WORKLOAD,
-            wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=self.grace_s, error_s=self.error_s,
-        )  # fmt: skip
-        return supervised.start(trial, orders, {TASK: script}, {**os.environ, **secrets_of(self.site)})
+        return supervised.start_here(trial, script, self.site, launcher=WORKLOAD, grace_s=self.grace_s, error_s=self.error_s)
 
     def attach(self, trial: Trial) -> Running | None:
         """Return the trial's result if it has one; else end what is left of it."""

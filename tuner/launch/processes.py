@@ -54,7 +54,7 @@ def end_all(find: Callable[[], Iterable[int]], grace_s: float, give_up_s: float 
     """End the processes that `find` names: SIGTERM, SIGKILL after `grace_s`; return those that outlive even that by `give_up_s`."""
     told: set[int] = set()
     begun = time.monotonic()
-    while pids := [pid for pid in find() if start_time(pid)]:
+    while pids := _seen(find):
         waited = time.monotonic() - begun
         if waited > grace_s + give_up_s:
             return pids
@@ -63,6 +63,15 @@ def end_all(find: Callable[[], Iterable[int]], grace_s: float, give_up_s: float 
                 _signal(pid, signal.SIGKILL if waited >= grace_s else signal.SIGTERM)
         told.update(pids)
         time.sleep(0.02)
+    return []
+
+
+def _seen(find: Callable[[], Iterable[int]], looks: int = 3, between_s: float = 0.02) -> list[int]:
+    """Return the living processes that `find` names, [] after several looks: one that forks or is just becoming another shows no mark."""
+    for look in range(looks):
+        time.sleep(between_s if look else 0.0)
+        if pids := [pid for pid in find() if start_time(pid)]:
+            return pids
     return []
 
 

@@ -23,6 +23,7 @@ from tuner.launch.orders import (
     STOP,
     SUPERVISOR,
     TRIAL,
+    Orders,
     log_lines,
     put_aside,
     save_result,
@@ -30,13 +31,14 @@ from tuner.launch.orders import (
 )
 from tuner.launch.outcome import Ending, result_of
 from tuner.launch.processes import MARK, alive, end_all, marked, start_time
+from tuner.launch.script import TASK, secrets_of
 from tuner.launch.secrets import environment_record, mask
 from tuner.launch.trial import Result, json_text, read_result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tuner.launch.orders import Orders
+    from tuner.launch.site import Site
     from tuner.launch.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[2]  # `python -m tuner...` finds this very package from here
@@ -155,6 +157,16 @@ def start(trial: Trial, orders: Orders, scripts: Mapping[str, str], environment:
     finally:
         os.close(theirs)
     return Supervised(trial, process.pid, start_time(process.pid), orders.grace_s, orders.launcher, process, ours)
+
+
+def start_here(trial: Trial, script: str, site: Site, *, launcher: str, grace_s: float, error_s: float) -> Supervised:
+    """Start a script on this machine as a trial. Raises InfrastructureError."""
+    folder = str(trial.folder.absolute())
+    orders = Orders(
+        argv=("bash", f"{folder}/{TASK}"), cwd=folder, launcher=launcher,
+        wall_s=trial.wall_s, quiet_s=trial.quiet_s, grace_s=grace_s, error_s=error_s,
+    )  # fmt: skip
+    return start(trial, orders, {TASK: script}, {**os.environ, **secrets_of(site)})
 
 
 def attach(trial: Trial, launcher: str, grace_s: float) -> Supervised | Ended | None:

@@ -103,6 +103,8 @@ class Supervisor:
             put_aside(self.folder)
             ending = self._attempt(attempt) if attempt <= self.orders.attempts else _given_up(attempt)
             result = after(earlier, result_of(trial, ending, log_lines(self.folder), self.orders.launcher))
+            if result.end != "ok":
+                self._check_driver()  # whoever found the driver dead may have ended the command before this saw it
             if result.end in ("failed", "infrastructure") and (over := _job_over()):
                 if self.pipe is None:
                     raise Abandoned  # whoever ended the job knows why: the driver asks the scheduler
