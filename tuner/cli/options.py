@@ -59,7 +59,7 @@ Texts = Optional[list[str]]  # noqa: UP045
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
 STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
 RUNNERS = ("local", "slurm", "command")
-OBJECTIVES = ("throughput", "cost", "memory")
+OBJECTIVES = ("throughput", "cost", "memory", "goodput")
 KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "spaces")
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     Estimator = Callable[[Job, Plan, Calibration], Estimate]
 
-Objective = Literal["throughput", "cost", "memory"]
-OBJECTIVES: tuple[Objective, ...] = ("throughput", "cost", "memory")
+Objective = Literal["throughput", "cost", "memory", "goodput"]
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "cost", "memory", "goodput")
 MAX_P_OOM = 0.05
 
 
