@@ -11,6 +11,7 @@ from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
 from tuner.cost_model.explain import does_not_fit
 from tuner.cost_model.rules import broken
 from tuner.plan_text import plan_record
+from tuner.search.lost_gpu import lost_gpus
 from tuner.search.ranking import Ranking, Row, rank
 
 if TYPE_CHECKING:
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
     from tuner.profiling.measured import Measured
     from tuner.search.counts import CountResult
     from tuner.search.exhaustive import SweepResult
+    from tuner.search.lost_gpu import LostGpu
     from tuner.search.ranking import Plainer
     from tuner.search.space import Space, SpaceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
-    """A ranked plan and, with a token budget, its whole run. like: how many near equals it stands for, where these are not listed."""
+    """A ranked plan and, with a token budget, its whole run. like: how many near equals it stands for, where these are not listed;
+    lost: what one lost GPU costs it.
+    """
 
     row: Row
     basis: str
@@ -34,6 +38,7 @@ class RankedPlan:
     low_tokens_per_s_per_gpu: float
     high_tokens_per_s_per_gpu: float
     microbatches: int
+    lost: LostGpu
     like: int | None = None
 
     def record(self, gpus: int) -> dict[str, Any]:
@@ -43,7 +48,7 @@ class RankedPlan:
         record = {"rank": self.row.rank, "plan": plan_record(self.row.plan, gpus)}
         record |= {name: getattr(self.row, name) for name in figures}
         record |= {name: getattr(self, name) for name in speeds}
-        record |= {"basis": self.basis, "tied": self.row.tied, "like": self.like}
+        record |= {"basis": self.basis, "tied": self.row.tied, "like": self.like, "one_gpu_lost": dataclasses.asdict(self.lost)}
         return record | {"run": dataclasses.asdict(self.run) if self.run else None}
 
 
@@ -121,10 +126,11 @@ class SearchAnswer:
 def ranked(job: Job, ranking: Ranking, calibration: Calibration, like: tuple[int | None, ...] = ()) -> tuple[RankedPlan, ...]:
     """Return the rows of a ranking with their whole runs and, where these were counted, their near equals."""
     counts = like or (None,) * len(ranking.rows)
-    return tuple(_ranked(job, row, calibration, count) for row, count in zip(ranking.rows, counts, strict=True))
+    lost = lost_gpus(job, [row.plan for row in ranking.rows], calibration)
+    return tuple(_ranked(job, row, calibration, one, count) for row, one, count in zip(ranking.rows, lost, counts, strict=True))
 
 
-def _ranked(job: Job, row: Row, calibration: Calibration, like: int | None = None) -> RankedPlan:
+def _ranked(job: Job, row: Row, calibration: Calibration, lost: LostGpu, like: int | None = None) -> RankedPlan:
     return RankedPlan(
         row=row,
         basis=basis_of(calibration),
@@ -132,6 +138,7 @@ def _ranked(job: Job, row: Row, calibration: Calibration, like: int | None = Non
         low_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.high_s)),
         high_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.low_s)),
         microbatches=int(row.plan.microbatches(job.gpus, job.global_batch)),
+        lost=lost,
         like=like,
     )
 
@@ -145,7 +152,7 @@ def own_plan(
         return None
     broken = broken_by(job, row.plan)
     return CurrentPlan(
-        ranked=_ranked(job, row, calibration),
+        ranked=_ranked(job, row, calibration, lost_gpus(job, [row.plan], calibration)[0]),
         gain=ranking.gain,
         legal=all(item.severity != "error" for item in broken),
         problems=tuple(f"{item.severity}: {item.text} [{item.rule}]" for item in broken),
