@@ -232,25 +232,39 @@ def _running_gpus(fleet: Fleet, policy: Policy, waits_h: float) -> float:
 def expected_phi(fleet: Fleet, policy: Policy, waits_h: float = 0.0) -> float:
     """Return E[phi] of a policy. waits_h: hours that repaired GPUs wait for an interruption to be used again (0: they do not)."""
     fleet, policy = _lumped(fleet, policy)
-    units = fleet.units + policy.spares
     if policy.stands_in:
         return float(spares_samples(fleet.units, fleet.probabilities(1)[0], policy.spares))
-    if waits_h > 0.0 and not policy.makes_up:
+    if policy.makes_up:
+        return _made_up(fleet, policy, waits_h > 0.0)
+    if waits_h > 0.0:
         return _after_an_interruption(fleet, policy)
-    p = fleet.probabilities(len(policy.losses), waits_h)
-    if not policy.makes_up:
-        shares = [loss / fleet.samples for loss in policy.losses]
-        return float(expected_samples(fleet.units, fleet.per_replica, p, shares, policy.overheads, packed=policy.packed))
+    p = fleet.probabilities(len(policy.losses))
+    shares = [loss / fleet.samples for loss in policy.losses]
+    return float(expected_samples(fleet.units, fleet.per_replica, p, shares, policy.overheads, packed=policy.packed))
+
+
+def _made_up(fleet: Fleet, policy: Policy, waits: bool) -> float:
+    """Return E[phi] where spare replicas make up what is lost, or the job waits: the share of time in which they suffice, slowed by what
+    a reduced replica adds (waits: of the worst unit that an interruption leaves, for repaired ones come back at the next).
+    """
+    units, levels = fleet.units + policy.spares, len(policy.losses)
     covered = policy.spares // fleet.per_replica * fleet.samples
-    total = below = float(none_hit(units, p[0]))
-    for worst in range(1, len(policy.losses) + 1):
-        beyond = p[worst] if worst < len(p) else 0.0
-        given = [(each - beyond) / (1.0 - beyond) for each in p[:worst]]
-        lost = lost_distribution(units, fleet.per_replica, given, policy.losses[:worst])
-        upto = float(none_hit(units, beyond)) * float(lost[: covered + 1].sum())
+    p = fleet.probabilities(levels)
+
+    def suffices(given: Sequence[float]) -> float:
+        return float(lost_distribution(units, fleet.per_replica, given, policy.losses[: len(given)])[: covered + 1].sum())
+
+    fresh = _fresh(fleet, levels, p)
+    total = below = 0.0 if waits else float(none_hit(units, p[0]))
+    for worst in range(1, levels + 1):
+        beyond = p[worst] if worst < levels else 0.0
+        if waits:
+            upto = sum(weight * float(none_hit(units - more, beyond)) for weight, level, more in fresh if level <= worst)
+        else:
+            upto = float(none_hit(units, beyond)) * suffices([(each - beyond) / (1.0 - beyond) for each in p[:worst]])
         total += (upto - below) / (1.0 + policy.overheads[worst - 1])
         below = upto
-    return total * fleet.units / units
+    return total * (suffices(p) if waits else 1.0) * fleet.units / units
 
 
 def _fresh(fleet: Fleet, levels: int, p: Sequence[float]) -> list[tuple[float, int, int]]:
