@@ -25,6 +25,7 @@ from tuner.cost_model.failures import (
     expected_samples,
     failed_fraction,
     hit_probability,
+    hit_replicas,
     levels_of,
     lost_distribution,
     none_hit,
@@ -88,6 +89,10 @@ def test_hit_replicas_by_hand() -> None:
     assert scattered_hit_replicas(4, 0.5, 2) == pytest.approx(2 * 0.75)
     assert expected_hit_replicas(4, 0.0, 2) == 0
     assert expected_hit_replicas(4, 1.0, 2) == 2
+    # One more for sure: K + 1 = 1..5 needs 1, 1, 2, 2, 3 replicas: (1 + 4 + 12 + 8 + 3) / 16.
+    assert hit_replicas(4, 0.5, 2, 1) == pytest.approx(28 / 16)
+    assert [hit_replicas(4, p, 2, 3) for p in (0.0, 1.0)] == [2, 4]
+    assert hit_replicas(4, 0.5, 1, 3) == 5
 
 
 @pytest.mark.parametrize(("units", "per_replica", "p"), [(1024, 8, 0.12), (4096, 1, 0.03), (512, 64, 0.001), (16, 16, 0.2)])
@@ -164,7 +169,7 @@ def test_a_policy_that_finishes_every_sample_loses_none() -> None:
 
 def test_levels_follow_the_degrees_that_exist() -> None:
     reduced = [Reduced(degree=6, samples=6, boosted_samples=7, overhead=0.02), Reduced(degree=7, samples=7, boosted_samples=8)]
-    assert levels_of(reduced, 8, 8, boosted=False) == ([0.125, 0.25, 1.0], [0.0, 0.02, 0.0])
+    assert levels_of(reduced, 8, 8, boosted=False) == ([0.125, 0.25, 1.0], [0.0, 0.02, 0.02])
     assert levels_of(reduced, 8, 8, boosted=True) == ([0.0, 0.125, 1.0], [0.0, 0.0, 0.0])
     assert levels_of([Reduced(degree=6, samples=6, boosted_samples=6)], 8, 8, boosted=False)[0] == [0.25, 0.25, 1.0]
     assert levels_of([Reduced(degree=7, samples=7, boosted_samples=7, fits=False)], 8, 8, boosted=False) == ([1.0], [0.0])

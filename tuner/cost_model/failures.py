@@ -85,24 +85,26 @@ def hit_probability(fraction: float, unit: Ints, blast: int = 1) -> Floats:
 
 
 @lru_cache(maxsize=65536)
-def _hit_replicas(units: float, probability: float, per_replica: float) -> float:
-    """Return E[ceil(K / m)] = sum over j >= 0 of P(K > j m) for K of Binomial(U, p), terms below TAIL left out."""
+def hit_replicas(units: float, probability: float, per_replica: float, more: int = 0) -> float:
+    """Return E[ceil((K + more) / m)] = sum over j >= 0 of P(K > j m - more) for K of Binomial(U, p), terms below TAIL left out."""
     from scipy.special import betainc
 
-    if probability <= 0.0:
-        return 0.0
+    if probability <= 0.0 or units <= 0:
+        return float(-(-more // per_replica))
     if probability >= 1.0 or per_replica == 1:
-        return units * min(probability, 1.0) / per_replica
-    first = np.arange(0, units, per_replica, dtype=float)  # j m
+        return -(-(units * min(probability, 1.0) + more) // per_replica) if probability >= 1.0 else units * probability + more
+    first = np.arange(0, units + more, per_replica, dtype=float) - more  # j m - more
+    certain = float((first < 0).sum())
+    first = first[first >= 0]
     tails = betainc(first + 1.0, units - first, probability)
-    return float(tails[tails >= TAIL].sum())
+    return certain + float(tails[tails >= TAIL].sum())
 
 
 def expected_hit_replicas(units: Ints, probability: Floats, per_replica: Ints) -> Floats:
     """Return E[k]: how many replicas hold the units that are hit, packed as closely as can be: E[ceil(K / m)], K of Binomial(U, p)."""
     columns = np.broadcast_arrays(units, probability, per_replica)
     rows, places = np.unique(np.stack([column.ravel() for column in columns]).astype(float), axis=1, return_inverse=True)
-    values = np.array([_hit_replicas(*row) for row in rows.T.tolist()])
+    values = np.array([hit_replicas(*row) for row in rows.T.tolist()])
     return values[places.ravel()].reshape(columns[0].shape)
 
 
@@ -113,18 +115,21 @@ def scattered_hit_replicas(units: Ints, probability: Floats, per_replica: Ints) 
     return 1.0 * units / per_replica * betainc(1.0, 1.0 * per_replica, probability)
 
 
-def expected_loss(units: Ints, per_replica: Ints, probabilities: Sequence[Floats], losses: Sequence[Floats]) -> Floats:
+def expected_loss(
+    units: Ints, per_replica: Ints, probabilities: Sequence[Floats], losses: Sequence[Floats], *, packed: bool = True
+) -> Floats:
     """Return the expected share of a step's samples that is lost: (1 / R) sum over j of E[k_j] (loss_j - loss_(j-1)).
 
     probabilities[j - 1]: p_j; losses[j - 1]: share of its samples that a replica loses in which a unit has j GPUs down, not falling
     with j, and 1 from where the replica is dropped. Exact: the k_j - k_(j+1) replicas whose worst unit has j down lose loss_j each,
-    and expectations add.
+    and expectations add. Not packed: k_j of units that stay where they are.
     """
+    hit_replicas = expected_hit_replicas if packed else scattered_hit_replicas
     replicas = 1.0 * units / per_replica
     lost: Floats = 0.0
     before: Floats = 0.0
     for probability, loss in zip(probabilities, losses, strict=True):
-        lost = lost + expected_hit_replicas(units, probability, per_replica) * (loss - before)
+        lost = lost + hit_replicas(units, probability, per_replica) * (loss - before)
         before = loss
     return lost / replicas
 
@@ -137,11 +142,17 @@ def none_hit(units: Ints, probability: Floats) -> Floats:
 
 
 def expected_samples(
-    units: Ints, per_replica: Ints, probabilities: Sequence[Floats], losses: Sequence[Floats], overheads: Sequence[Floats]
+    units: Ints,
+    per_replica: Ints,
+    probabilities: Sequence[Floats],
+    losses: Sequence[Floats],
+    overheads: Sequence[Floats],
+    *,
+    packed: bool = True,
 ) -> Floats:
     """Return E[phi]: the expected samples a second over those of a healthy job, restarts left out.
 
-    overheads[j - 1]: share of a step that all replicas spend more while the worst unit of the job has j down (0 where it is dropped).
+    overheads[j - 1]: share of a step that all replicas spend more while the worst unit of the job has j down.
     E[phi] = sum over j of E[phi ; worst = j] / (1 + overhead_j). With `worst <= j` given, units are independent again, with
     p_i' = (p_i - p_(j+1)) / (1 - p_(j+1)), so each term is an expected_loss times P(worst <= j) = (1 - p_(j+1))^U.
     """
@@ -151,14 +162,15 @@ def expected_samples(
     for worst in range(1, levels + 1):
         beyond: Floats = probabilities[worst] if worst < levels else 0.0 * probabilities[0]
         given = [(p - beyond) / (1.0 - beyond) for p in probabilities[:worst]]
-        upto = none_hit(units, beyond) * (1.0 - expected_loss(units, per_replica, given, losses[:worst]))
+        upto = none_hit(units, beyond) * (1.0 - expected_loss(units, per_replica, given, losses[:worst], packed=packed))
         total = total + (upto - below) / (1.0 + overheads[worst - 1])
         below = upto
     return total
 
 
 def levels_of(reduced: Sequence[Reduced], unit: int, samples: Floats, boosted: bool) -> tuple[list[Floats], list[Floats]]:
-    """Return (losses, overheads) for 1, 2, .. GPUs down of a unit, up to where the replica is dropped (loss 1, overhead 0).
+    """Return (losses, overheads) for 1, 2, .. GPUs down of a unit, up to where the replica is dropped: there the loss is 1, and the
+    overhead that of the last reduced degree, as other replicas may run at it.
 
     A unit with j down runs at the largest of the reduced degrees that its n - j GPUs allow.
     """
@@ -168,7 +180,7 @@ def levels_of(reduced: Sequence[Reduced], unit: int, samples: Floats, boosted: b
     for left in range(unit - 1, -1, -1):
         runs = next((each for each in degrees if each.degree <= left), None)
         if runs is None:
-            return [*losses, 1.0], [*overheads, 0.0]
+            return [*losses, 1.0], [*overheads, overheads[-1] if overheads else 0.0]
         losses.append(1.0 - (runs.boosted_samples if boosted else runs.samples) / samples)
         overheads.append(runs.boosted_overhead if boosted else runs.overhead)
     return losses, overheads
