@@ -63,6 +63,7 @@ class Request:
     max_p_oom: Any = None
     current: Any = None
     objective: Any = None
+    failures: Any = None
     deadline: Any = None
     top: Any = None
     all: Any = None
@@ -87,8 +88,8 @@ class Request:
 
 
 JOB_KEYS = tuple(f.name for f in dataclasses.fields(Request))[:16]
-SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:29]
-MEASURE_KEYS = tuple(f.name for f in dataclasses.fields(Request))[29:-1]  # how a search measures plans
+SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:30]
+MEASURE_KEYS = tuple(f.name for f in dataclasses.fields(Request))[30:-1]  # how a search measures plans
 
 
 def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:

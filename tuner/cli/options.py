@@ -158,6 +158,16 @@ class SearchOptions:
         Text,
         _opt("--objective", metavar="NAME", text=f"{', '.join(OBJECTIVES)} (throughput)", panel=ANSWER, complete=_words(*OBJECTIVES)),
     ] = None
+    failures: Annotated[
+        Text,
+        _opt(
+            "--failures",
+            metavar="NAME",
+            text="How GPUs fail, for --objective goodput (llama3-herd); tuner presets failures",
+            panel=ANSWER,
+            complete=_names("failures"),
+        ),
+    ] = None
     deadline: Annotated[
         Text, _opt("--deadline", metavar="TIME", text="With --gpus A..B and --tokens: cheapest count done in, say, 30d", panel=ANSWER)
     ] = None

@@ -17,7 +17,7 @@ import numpy as np
 from tuner.arrays import Floats, Ints
 from tuner.cost_model.degraded import degraded
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.failures import at_least, expected_hit_replicas, none_hit
+from tuner.cost_model.failures import at_least, expected_hit_replicas, failed_fraction, none_hit
 
 TINY = 1e-12
 
@@ -26,19 +26,26 @@ if TYPE_CHECKING:
 
     from tuner.cost_model.calibration import Calibration
     from tuner.cost_model.estimate import Estimate
+    from tuner.failure import FailureData
     from tuner.job import Job
     from tuner.plan import Plan
 
-def unit_gpus(job: Job, plan: Plan) -> Ints:
-    """Return the GPUs that fall together when one fails and nothing falls back: a tensor-parallel group; with experts the ranks of a
-    stage that share an expert-parallel group.
-    """
-    return np.maximum(plan.block * plan.cp, plan.ep * plan.etp) if job.model.moe else plan.block
+
+def down_of(data: FailureData) -> dict[int, float]:
+    """Return {B: share of GPUs that are down in the long run, taken by events of B GPUs}."""
+    events, repair_h = data.events_per_hour, data.mean_repair_hours
+    return {each.gpus: failed_fraction(events * each.share.value, repair_h, each.gpus) for each in data.blast}
 
 
-def units_of_replica(job: Job, plan: Plan) -> Ints:
-    """Return m: how many such units fall together in a dropped replica."""
-    return plan.pp if job.model.moe else plan.pp * plan.cp
+def unit_gpus(plan: Plan) -> Ints:
+    """Return the GPUs that fall together when one fails and nothing falls back: a tensor-parallel group, or the expert-parallel group."""
+    return np.where(plan.ep > 1, np.maximum(plan.ep * plan.etp, plan.block), plan.block)
+
+
+def units_of_replica(plan: Plan) -> Ints:
+    """Return m: how many such units are dropped together, with all replicas that share an expert-parallel group."""
+    stage = plan.block * plan.cp
+    return np.maximum(plan.ep * plan.etp // stage, 1) * stage * plan.pp // unit_gpus(plan)
 
 
 def more_than_allowed(plan: Plan, unit: Ints, down: Mapping[int, float], allowances: Iterable[int]) -> Floats:
@@ -57,9 +64,9 @@ def goodput(job: Job, plan: Plan, calibration: Calibration, down: Mapping[int, f
     """
     whole = estimate(job, plan, calibration)
     cost = degraded(job, plan, calibration, whole)
-    unit, per_replica = unit_gpus(job, plan), units_of_replica(job, plan)
-    units = job.gpus // (unit * per_replica) * per_replica
-    replicas = 1.0 * units / per_replica
+    unit, per_replica = unit_gpus(plan), units_of_replica(plan)
+    replicas = np.maximum(job.gpus // (unit * per_replica), 1)
+    units = replicas * per_replica
     hit = at_least(1, unit, down)
     any_hit = expected_hit_replicas(units, hit, per_replica)
     dropped = expected_hit_replicas(units, more_than_allowed(plan, unit, down, allowances), per_replica)

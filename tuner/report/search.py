@@ -99,6 +99,7 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
         Column("cost", [money(row["run"]) for row in rows], rank=6),
+        Column("goodput %", [percent(row["goodput"], 2) if "goodput" in row else "" for row in rows], rank=0),
         Column("1 GPU lost", [lost_short(row["one_gpu_lost"]) for row in rows], rank=4, left=True),
         Column("basis", [row["basis"] for row in rows], rank=0 if measured else 6, left=True),
     ]
@@ -141,6 +142,14 @@ def speeds(row: dict[str, Any]) -> str:
     return f"{row['low_tokens_per_s_per_gpu']:,.0f}-{row['high_tokens_per_s_per_gpu']:,.0f}"
 
 
+def goodput_words(record: dict[str, Any]) -> str:
+    """Return which failures the ranking counts, and what the best plan keeps."""
+    of, best = record["failures"], record["ranking"][0]
+    rates = f"{of['name']}: a GPU fails every {show_seconds(of['mtbf_s'])} and is away for {show_seconds(of['repair_s'])}"
+    kept = f"{percent(best['goodput'], 2)} % of the samples a second are left on average, restarts not counted"
+    return f"{rates}, so {100 * of['failed_fraction']:.2g} % are down; {kept}"
+
+
 def lost_short(lost: dict[str, Any]) -> str:
     """Return what one lost GPU does: "tp 8->7 -2.4 %", "drop -12.5 %"."""
     where = "drop" if lost["way"] == "drop" else f"{lost['way']} {lost['degree']}->{lost['to']}"
@@ -155,7 +164,7 @@ def lost_words(lost: dict[str, Any]) -> str:
     names = {"tp": "tensor-parallel", "ep": "expert-parallel"}
     text = f"one GPU costs {percent(-lost['change'])} % where its {names[lost['way']]} group goes on at {lost['to']} of {lost['degree']}"
     boosted = lost["way"] == "tp" and lost["power"] is not None and lost["power"] > 1.0
-    text += f", {percent(lost['overhead'])} % at {lost['power']:.2f}x its power" if boosted else ""
+    text += f" ({percent(lost['overhead'])} % if it could have {lost['power']:.2f}x its power)" if boosted else ""
     return text + "; `tuner failures` compares policies"
 
 
@@ -181,6 +190,8 @@ def verdict(record: dict[str, Any], page: Page) -> list[str]:
             f"{show_count(run['tokens'])} tokens in {run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost} (no restarts counted)"
         )
         lines += labelled("run", text, page)
+    if record["failures"]:
+        lines += labelled("failing", goodput_words(record), page)
     lines += labelled("losing", lost_words(best["one_gpu_lost"]), page)
     lines += own_words(record, page) if record["current"] else []
     held = held_words(record)

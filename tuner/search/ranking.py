@@ -137,15 +137,14 @@ def rank(
     alike = _alike(job, plans, calibration, estimates)
     shares = _shares(estimates, judged[0], objective)
     rows = tuple(
-        _row(job, plan, e, i + 1, tied, share)
-        for i, (plan, e, tied, share) in enumerate(zip(plans, estimates, alike, shares, strict=True))
+        _row(job, plan, e, i + 1, tied, share) for i, (plan, e, tied, share) in enumerate(zip(plans, estimates, alike, shares, strict=True))
     )
     noise = SAME if calibration.residual is None else noise_of(job, calibration.residual)
     return Ranking(
         rows=rows,
         objective=objective,
         current=_current(job, current, calibration, objective, estimates, judged, plans[0]),
-        plainer=plainer(rows, noise) if objective != "memory" else None,
+        plainer=plainer(rows, noise) if objective in ("throughput", "cost") else None,
     )
 
 
