@@ -52,7 +52,7 @@ def main() -> int:
         return workload.refuse(str(error).splitlines())
     if why := [*refusals(trial), *_about_this_machine(trial)]:
         return workload.refuse(why)
-    return _run(trial)
+    return run_rank(trial)
 
 
 def _about_this_machine(trial: NonuniformTrial) -> list[str]:
@@ -62,7 +62,8 @@ def _about_this_machine(trial: NonuniformTrial) -> list[str]:
     return [] if world == trial.ranks else [f"the run needs {trial.ranks} processes, but {world} were started"]
 
 
-def _run(trial: NonuniformTrial) -> int:
+def run_rank(trial: NonuniformTrial) -> int:
+    """Run this process's rank of a trial; return the exit code."""
     import torch.distributed as dist
 
     device = workload.device_of_rank()
@@ -230,6 +231,9 @@ class Runner:
             return f"rank {self.born} could not go on without {said['ranks']}: {str(error).splitlines()[0]}"
 
     def _go_on(self, old: Kept, lost: list[int], seen: float, noticed: float, agreed: float) -> str:
+        import torch
+
+        from tuner.launch.engine.collectives import gathered
         from tuner.launch.nonuniform.failover import taken_over
         from tuner.launch.nonuniform.groups import leave
 
@@ -244,6 +248,7 @@ class Runner:
         assert self.training is not None  # noqa: S101
         moved = taken_over(old, lost, self.training, groups)
         workload.together(self.device)
+        moved = int(gathered(torch.tensor([moved], device=self.device), groups.world).sum())
         if self.rank == 0:
             times = {"noticed_s": noticed, "agreed_s": agreed, "entered_s": entered, "restored_s": time.time()}
             record = {"lost": gone, "degrees": self.cast.degrees, "samples": samples, "step": self.training.done, "moved_bytes": moved}

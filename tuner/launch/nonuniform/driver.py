@@ -2,6 +2,7 @@
 
 It keeps the store in which they meet, so that the store outlives any rank. Torchrun ends all ranks when one ends; this driver, where the
 trial says that ranks will be lost, names the dead to the others (see failover.py), and ends the rest only where these cannot go on.
+Ranks are forked, behind the import of torch, which would take longer than most runs if each did it alone.
 """
 
 from __future__ import annotations
@@ -9,65 +10,85 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
+import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.errors import TunerError
-from tuner.launch import workload
-from tuner.launch.nonuniform.trial import read_nonuniform
+from tuner.launch import ntp, workload
+from tuner.launch.nonuniform.trial import read_nonuniform, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from multiprocessing.context import ForkProcess
 
     import torch.distributed as dist
 
-MODULE = "tuner.launch.ntp"
 TOGETHER_S = 0.2  # deaths within this time are one loss
 POLL_S = 0.01
 FAILED = 4
 
 
-def drive(ranks: int, arguments: Sequence[str], *, module: str = MODULE, goes_on: bool = False) -> int:
-    """Run a module on some ranks of this machine until all have ended; return the exit code: 0 where those that were not killed ended well.
+def drive(ranks: int, work: Callable[[], int], *, goes_on: bool = False) -> int:
+    """Run `work` in some ranks of this machine until all have ended; return the exit code: 0 where those that were not killed ended well.
 
     goes_on: whether ranks that a signal kills are named to the others, in the key phase0.GENERATION/lost; else all end with the first.
     """
+    _import_what_ranks_need()
     import torch.distributed as dist
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes = [_started(rank, ranks, store.port, [module, *arguments]) for rank in range(ranks)]
-    try:
-        return _watched(processes, store if goes_on else None)
-    finally:
-        for process in processes:
-            if process.poll() is None:
+    processes: list[ForkProcess] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        try:
+            for rank in range(ranks):
+                processes.append(multiprocessing.get_context("fork").Process(target=_rank, args=(rank, ranks, port, work), daemon=True))
+                processes[-1].start()
+            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno()))
+            return _watched(processes, store if goes_on else None)
+        finally:
+            for process in processes:
                 process.kill()
-        for process in processes:
-            process.wait()
+            for process in processes:
+                process.join()
 
 
-def _started(rank: int, ranks: int, port: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _import_what_ranks_need() -> None:
+    import torch._dynamo  # torch.optim's first step does
+
+    from tuner.launch.nonuniform import failover, groups, training
+
+    del torch, failover, groups, training
+
+
+def _rank(rank: int, ranks: int, port: int, work: Callable[[], int]) -> None:
+    """Be one rank: a process with torchrun's environment."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    usual = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    environment = {**usual, **os.environ, **{name: str(value) for name, value in own.items()}, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    return subprocess.Popen([sys.executable, "-m", *command], env=environment, stdin=subprocess.DEVNULL)  # noqa: S603 (our own module)
+    os.environ.update({name: str(value) for name, value in own.items()} | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    code = work()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads that still wait for the store would hold it up
 
 
-def _watched(processes: Sequence[subprocess.Popen[bytes]], store: dist.Store | None) -> int:
+def _watched(processes: Sequence[ForkProcess], store: dist.Store | None) -> int:
     """Wait for all ranks; return the exit code."""
     living, generation, well = dict(enumerate(processes)), 0, 0
     while living:
-        ended = {rank: code for rank, process in living.items() if (code := process.poll()) is not None}
+        ended = {rank: process.exitcode for rank, process in living.items() if process.exitcode is not None}
         killed = [rank for rank, code in ended.items() if code < 0]
         if killed and store is not None:
             seen = time.time()
             time.sleep(TOGETHER_S)
-            lost = [rank for rank, process in living.items() if (process.poll() or 0) < 0]
+            lost = [rank for rank, process in living.items() if (process.exitcode or 0) < 0]
             store.set(f"phase0.{generation}/lost", json.dumps({"ranks": lost, "seen": seen}))
             generation += 1
             living = {rank: process for rank, process in living.items() if rank not in lost}
@@ -88,9 +109,11 @@ def main() -> int:
         trial = read_nonuniform(folder)
     except TunerError as error:
         return workload.refuse(str(error).splitlines())
+    if why := refusals(trial):
+        return workload.refuse(why)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(FAILED))
     with contextlib.suppress(KeyboardInterrupt):
-        return drive(trial.ranks, ["--trial", str(folder)], goes_on=bool(trial.lost))
+        return drive(trial.ranks, partial(ntp.run_rank, trial), goes_on=bool(trial.lost))
     return FAILED
 
 
