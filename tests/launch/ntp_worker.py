@@ -46,6 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "split": {"heads": 8, "kv_heads": 2, "ffn_hidden": 23, "vocab": 37, "tied_embeddings": True, "qk_norm": True, "qkv_bias": True},
     "gpt": {"heads": 6, "kv_heads": 6, "ffn_hidden": 26, "vocab": 40, "gated_mlp": False, "tied_embeddings": True, "norm": "layer",
             "biases": True, "positions": "learned", "max_positions": 48},
+    "even": {"heads": 8, "kv_heads": 8, "ffn_hidden": 24, "vocab": 48},
     "wide": {"heads": 16, "kv_heads": 8, "ffn_hidden": 45, "vocab": 61},
 }  # fmt: skip
 
@@ -143,21 +144,24 @@ def reference(case: Case) -> Trained:
     return found
 
 
+WHOLE = {name: getattr(reshard.Bucket, name) for name in ("_tails_of", "begin", "end")}
+
+
 def break_it(what: str) -> None:
-    """Leave out one part, to see that the comparison would notice."""
-    place, end, tails = reshard.Bucket._place, reshard.Bucket.end, reshard.Bucket._tails_of
-    del place, end
-    if what == "order":  # the spares' units in another order than the sync layout's, there and back
-        reshard.Bucket._tails_of = lambda self, spare: tails(self, self.groups.degree - self.groups.cast.cores - 1 - spare)
-    elif what == "way back":
-        reshard.Bucket.end = lambda self: None
-    elif what == "partial sums":
-        reshard.Bucket.begin = partial(_without_partial, reshard.Bucket.begin)
+    """Leave out one part alone, to see that the comparison would notice."""
+    broken: dict[str, tuple[str, Any]] = {
+        # the spares' units in another order than the sync layout's, there and back
+        "order": ("_tails_of", lambda self, spare: WHOLE["_tails_of"](self, self.groups.degree - self.groups.cast.cores - 1 - spare)),
+        "way back": ("end", lambda self: None),
+        "partial sums": ("begin", _without_partial),
+    }
+    for name, method in [*WHOLE.items(), *([broken[what]] if what else [])]:
+        setattr(reshard.Bucket, name, method)
 
 
-def _without_partial(begin: Any, self: reshard.Bucket) -> None:
+def _without_partial(self: reshard.Bucket) -> None:
     self.partial = self.sums[:0]
-    begin(self)
+    WHOLE["begin"](self)
 
 
 def differences(training: Training, wanted: Trained, step: int) -> dict[str, float]:

@@ -96,7 +96,9 @@ def test_what_a_lost_rank_held_comes_from_its_peer() -> None:
                 assert source == rank
             elif any(unit in before[other] for other in new.members(new.place(rank)[0])):
                 assert new.place(source)[0] == new.place(rank)[0]
-    from_peer = {unit for rank in range(4, 7) for unit, source in zip(new.held(rank, 8), sources(8, cast, [6])[rank], strict=True) if source < 4}
+    from_peer = {
+        unit for rank in range(4, 7) for unit, source in zip(new.held(rank, 8), sources(8, cast, [6])[rank], strict=True) if source < 4
+    }
     assert from_peer == {4, 5}
 
 

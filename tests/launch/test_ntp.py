@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Answer = Callable[[Case], dict[str, Any]]
 
 EXACT = 1e-12
+# A key's bias has no gradient but rounding's (softmax does not see it), which AdamW divides by its own size and epsilon.
+WITHOUT_GRADIENT = {"gpt": 1e-10}
 CASES = [
     Case(degrees=(4, 3), samples=(3, 2)),
     Case(degrees=(4, 3), samples=(3, 2), overlap=False),
@@ -39,7 +41,7 @@ CASES = [
 SINGLE = Case(degrees=(4, 3), samples=(3, 2), arithmetic="fp32")
 HALF = Case(degrees=(4, 3), samples=(3, 2), arithmetic="bf16", sequence_parallel=True)
 BROKEN = [
-    Case(degrees=(4, 2), samples=(3, 2), broken="order"),
+    Case(degrees=(4, 2), samples=(3, 2), model="even", broken="order"),
     Case(degrees=(4, 3), samples=(3, 2), broken="way back"),
     Case(degrees=(4, 3), samples=(3, 2), sequence_parallel=True, broken="partial sums"),
 ]
@@ -100,8 +102,9 @@ def test_gradients_and_parameters_are_those_of_one_process(answer: Answer, case:
     got = answer(case)
     assert case.steps == STEPS
     assert got["ranks"] == sum(case.degrees)
-    for name in ("gradients", "parameters", "losses", "norms"):
+    for name in ("gradients", "losses", "norms"):
         assert got[name] < EXACT, name
+    assert got["parameters"] < WITHOUT_GRADIENT.get(case.model, EXACT)
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=str)

@@ -263,7 +263,12 @@ def _slowest(spent: Spent, groups: Groups) -> list[float]:
     from tuner.launch.engine.collectives import gathered
 
     reshards = groups.degree > groups.cast.cores
-    row = [spent.backward_s, spent.before_s if reshards else 0.0, spent.sum_s if not groups.spare else 0.0, spent.after_s if reshards else 0.0]
+    row = [
+        spent.backward_s,
+        spent.before_s if reshards else 0.0,
+        spent.sum_s if not groups.spare else 0.0,
+        spent.after_s if reshards else 0.0,
+    ]
     rows = gathered(torch.tensor([row], dtype=torch.float64, device=groups.device), groups.world)
     return [round(value, 6) for value in rows.amax(0).tolist()]
 
