@@ -159,7 +159,8 @@ def lost_short(lost: dict[str, Any]) -> str:
 def lost_words(lost: dict[str, Any]) -> str:
     """Return what one lost GPU costs the best plan, and what would avoid it."""
     if lost["way"] == "drop":
-        less = f"one GPU costs {percent(-lost['change'])} %: its replica is dropped, {lost['degree']} -> {lost['to']}"
+        less = f"one GPU costs {percent(-lost['change'])} %: its replica is dropped, dp {lost['degree']} -> {lost['to']}"
+        less = less if lost["to"] else "one GPU stops the job: no other replica is left"
         return less + (f" ({lost['why']})" if lost["why"] else "")
     names = {"tp": "tensor-parallel", "ep": "expert-parallel"}
     text = f"one GPU costs {percent(-lost['change'])} % where its {names[lost['way']]} group goes on at {lost['to']} of {lost['degree']}"
