@@ -99,10 +99,11 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
         Column("cost", [money(row["run"]) for row in rows], rank=6),
-        Column("goodput %", [percent(row["goodput"], 2) if "goodput" in row else "" for row in rows], rank=0),
         Column("1 GPU lost", [lost_short(row["one_gpu_lost"]) for row in rows], rank=4, left=True),
         Column("basis", [row["basis"] for row in rows], rank=0 if measured else 6, left=True),
     ]
+    if record["failures"]:
+        columns.insert(-2, Column("goodput %", [percent(row["goodput"], 2) for row in rows]))
     styles: dict[int, Callable[[str], str]] = {0: page.good} if record["ranking"] else {}
     if own:
         styles[len(rows) - 1] = page.warn
