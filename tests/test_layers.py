@@ -13,7 +13,7 @@ from tests.terminal import ROOT
 LEVELS: tuple[tuple[str, float], ...] = (
     ("tuner.errors", 0), ("tuner.verbs", 0), ("tuner.units", 0.1), ("tuner.arrays", 0), ("tuner.spec", 0), ("tuner.files", 0),
     ("tuner.model", 1), ("tuner.cluster", 1), ("tuner.job", 1.2), ("tuner.plan_text", 1.1), ("tuner.plan_defaults", 9.1),
-    ("tuner.plan", 1), ("tuner.measurement", 1.3), ("tuner.load", 2), ("tuner.hf_config", 2.1), ("tuner.presets", 2.2),
+    ("tuner.plan", 1), ("tuner.measurement", 1.3), ("tuner.failure", 1.2), ("tuner.load", 2), ("tuner.hf_config", 2.1), ("tuner.presets", 2.2),
     ("tuner.timing", 2.1), ("tuner.cluster_text", 2.3),
     ("tuner.cost_model.curves", 2.9), ("tuner.cost_model.runs", 2.9),
     ("tuner.cost_model.calibration", 3), ("tuner.cost_model.rules", 3), ("tuner.cost_model.params", 4),
@@ -21,12 +21,12 @@ LEVELS: tuple[tuple[str, float], ...] = (
     ("tuner.cost_model.work", 4.5), ("tuner.cost_model.layer", 5), ("tuner.cost_model.activations", 5), ("tuner.cost_model.pipeline", 5.1),
     ("tuner.cost_model.weights", 5.2), ("tuner.cost_model.data_parallel", 5.3), ("tuner.cost_model.memory", 5.4),
     ("tuner.cost_model.estimate", 6), ("tuner.cost_model.explain", 7), ("tuner.cost_model.degraded", 6.5),
-    ("tuner.cost_model.failures", 6.5), ("tuner.cost_model.goodput", 7),
+    ("tuner.cost_model.failures", 6.5), ("tuner.cost_model.policies", 6.6), ("tuner.cost_model.failure_simulation", 6.7), ("tuner.cost_model.goodput", 7),
     ("tuner.cost_model.fit", 8.5), ("tuner.cost_model", 3),
     ("tuner.launch.topology", 7.8), ("tuner.launch.switches", 7.8), ("tuner.launch.detection", 7.9),
     ("tuner.search", 8), ("tuner.launch", 8), ("tuner.accuracy", 9), ("tuner.request", 9), ("tuner.values", 2.2), ("tuner.answers", 9),
     ("tuner.explained", 9.2), ("tuner.found", 9.2), ("tuner.shelf", 9.2), ("tuner.health", 9.3), ("tuner.searching", 9.3),
-    ("tuner.measuring", 9.3), ("tuner.logged", 9.2), ("tuner.profiling", 9.25),
+    ("tuner.failing", 9.1), ("tuner.fallback", 9.15), ("tuner.domains", 9.2), ("tuner.goodput", 9.3), ("tuner.measuring", 9.3), ("tuner.logged", 9.2), ("tuner.profiling", 9.25),
     ("tuner.workflow", 9.4), ("tuner.report", 10), ("tuner.cli", 11), ("tuner", 12),
 )  # fmt: skip
 WHOLE = (

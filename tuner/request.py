@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_FRAMEWORK = "megatron-lm"
 CPU = "cpu-core"
 LOCAL_JOB = {"seq_len": "128", "global_batch": "16"}
-FLAGS = ("all", "no_cache", "full_steps", "proxy")
+FLAGS = ("all", "no_cache", "full_steps", "proxy", "in_place", "no_packing", "fixed_batch", "simulate")
 ATTENTION: tuple[str, ...] = get_args(AttentionKernel)
 TASKS: tuple[str, ...] = get_args(Task)
 _COUNTED_CLUSTER = re.compile(r"(.+?)\s*[x*:]\s*\d+")
@@ -84,11 +84,36 @@ class Request:
     proxy: Any = None
     folder: Any = None
     plan: Any = None
+    data: Any = None
+    mtbf: Any = None
+    rate_scale: Any = None
+    hardware_share: Any = None
+    repair: Any = None
+    software_repair: Any = None
+    blast: Any = None
+    failed_fraction: Any = None
+    detection: Any = None
+    restart: Any = None
+    checkpoint_write: Any = None
+    checkpoint_every: Any = None
+    fallback_tp: Any = None
+    fallback_ep: Any = None
+    power_cap: Any = None
+    in_place: Any = None
+    no_packing: Any = None
+    spares: Any = None
+    fixed_batch: Any = None
+    quantile: Any = None
+    domains: Any = None
+    simulate: Any = None
+    days: Any = None
+    traces: Any = None
 
 
 JOB_KEYS = tuple(f.name for f in dataclasses.fields(Request))[:16]
 SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:29]
-MEASURE_KEYS = tuple(f.name for f in dataclasses.fields(Request))[29:-1]  # how a search measures plans
+MEASURE_KEYS = tuple(f.name for f in dataclasses.fields(Request))[29:43]  # how a search measures plans
+FAILURE_KEYS = (*tuple(f.name for f in dataclasses.fields(Request))[44:], "seed")  # how GPUs fail, and what a job does about it
 
 
 def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:

@@ -93,7 +93,13 @@ def failure_trace(
     shares = np.array([share for share, _ in fleet.repairs])
     lengths = np.array([length for _, length in fleet.repairs])
     state = _State(
-        fleet, levels, bytearray(gpus), [0] * units, [0] * levels, [[0] * -(-units // fleet.per_replica) for _ in range(levels)], [0] * levels
+        fleet,
+        levels,
+        bytearray(gpus),
+        [0] * units,
+        [0] * levels,
+        [[0] * -(-units // fleet.per_replica) for _ in range(levels)],
+        [0] * levels,
     )
     repairs: list[tuple[float, int, list[int]]] = []
     order = 0
