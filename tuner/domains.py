@@ -9,7 +9,7 @@ import numpy as np
 
 from tuner.cost_model.failures import hit_probability
 from tuner.cost_model.policies import expected_phi
-from tuner.failing import DOMAINS, units_of
+from tuner.failing import DOMAINS, degrees_of, units_of
 from tuner.fallback import fallbacks, policies_of
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ def by_domain(job: Job, plan: Plan, calibration: Calibration, fleet: Fleet, ques
         other = job.model_copy(update={"global_batch": batch, "cluster": job.cluster.model_copy(update={"gpus": gpus, "domains": domains})})
         units = units_of(other, small)
         floor = max(int(np.ceil(share * units.degree)), 1)
-        degrees = range(units.degree - 1, min(floor, units.degree - 1) - 1, -1) if units.degree > 1 else ()
-        found = fallbacks(other, small, calibration, units, tuple(degrees), question)
+        degrees = tuple(range(units.degree - 1, min(floor, units.degree - 1) - 1, -1)) if units.degree > 1 else ()
+        degrees = degrees_of(at, question) if size == at.size else degrees
+        found = fallbacks(other, small, calibration, units, degrees, question)
         cut = dataclasses.replace(fleet, units=units.units, unit=units.size, per_replica=units.per_replica, samples=units.samples)
         shape = {"gpus": gpus, "per_replica": units.per_replica, "replicas": replicas, "of_samples": units.samples}
         rows.append(row | shape | kept(cut, found, dataclasses.replace(question, spares=None)) | {"why_not": ""})

@@ -175,6 +175,12 @@ def _levels(kind: str, found: Sequence[Fallback], unit: int, samples: int) -> tu
     return tuple(whole.tolist()), tuple(float(each) for each in overheads)
 
 
+def _used(kind: str, found: Sequence[Fallback], unit: int, levels: int) -> tuple[int, ...]:
+    """Return the GPUs that a unit with 1, 2, .. `levels` down uses; the last drops its replica."""
+    degrees = [] if kind == "drop" else [each.gpus for each in found if not each.why_not]
+    return (*(max(gpus for gpus in degrees if gpus <= unit - down) for down in range(1, levels)), 0)
+
+
 def spares_needed(fleet: Fleet, losses: Sequence[int], quantile: float) -> int:
     """Return the units that must stand by so that no sample is lost for `quantile` of the time: whole units in place of failed ones where
     a failed one drops its replica, else whole replicas that make up what reduced ones lose.
@@ -213,6 +219,8 @@ def policies_of(fleet: Fleet, found: Sequence[Fallback], question: Question) -> 
             makes_up=fixed,
             packed=question.packed,
             in_place=question.in_place and kind != "drop",
+            gpus=_used(kind, found, fleet.unit, len(losses)),
+            whole_replica=kind == "ntp",
         )
         if not (question.fixed_batch and kind == "drop"):  # with a fixed minibatch that is `spares`
             made.append((policy, needed))

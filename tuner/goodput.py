@@ -241,11 +241,11 @@ def _notes(job: Job, units: Units, fleet: Fleet, found: Sequence[Fallback], ques
     running = [each for each in found if not each.why_not]
     if running:
         floor = units.size - min(each.gpus for each in running)
-        for blast in fleet.blasts:
-            if blast > floor:
-                said.append(
-                    f"an event of {blast} GPUs passes the floor of {units.size - floor} of {units.size}: it drops the replica whatever the policy"
-                )
+        past = [str(blast) for blast in fleet.blasts if blast > floor]
+        if past:
+            said.append(
+                f"an event of {' or '.join(past)} GPUs passes the floor, {units.size - floor} of {units.size}: it drops a replica anyway"
+            )
     if question.data.power_cap.value <= 1.0:
         said.append("no boost: the power cap is 1 (--power-cap 1.3 where the rack can give more)")
     return said
