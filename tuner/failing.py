@@ -169,7 +169,7 @@ def read_question(request: Request) -> Question:
         "days": read(
             "days", lambda v: quantity(v, "days", "seconds") / 86400.0 if not _plain(v) else _factor(v, "days", 0.01, 36500), 60.0
         ),
-        "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 16),
+        "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 48),
         "seed": read("seed", lambda v: whole(v, "seed", at_least=0, most=2**31), 0),
     }
     flags = {name: read(name, lambda v, name=name: truth(v, name), False) for name in ("fixed_batch", "no_packing", "in_place", "simulate")}

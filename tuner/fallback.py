@@ -11,7 +11,7 @@ import numpy as np
 from tuner.cost_model.degraded import degraded, degraded_experts
 from tuner.cost_model.estimate import estimate
 from tuner.cost_model.explain import does_not_fit
-from tuner.cost_model.failures import Reduced, levels_of, lost_distribution, spare_units
+from tuner.cost_model.failures import Reduced, chosen, levels_of, lost_distribution, spare_units
 from tuner.cost_model.policies import Fleet, Policy
 from tuner.cost_model.rules import broken
 from tuner.errors import one_problem
@@ -175,10 +175,10 @@ def _levels(kind: str, found: Sequence[Fallback], unit: int, samples: int) -> tu
     return tuple(whole.tolist()), tuple(float(each) for each in overheads)
 
 
-def _used(kind: str, found: Sequence[Fallback], unit: int, levels: int) -> tuple[int, ...]:
-    """Return the GPUs that a unit with 1, 2, .. `levels` down uses; the last drops its replica."""
-    degrees = [] if kind == "drop" else [each.gpus for each in found if not each.why_not]
-    return (*(max(gpus for gpus in degrees if gpus <= unit - down) for down in range(1, levels)), 0)
+def _used(kind: str, found: Sequence[Fallback], unit: int) -> tuple[int, ...]:
+    """Return the GPUs that a unit with 1, 2, .. down uses; the last drops its replica."""
+    runs = [] if kind == "drop" else chosen([each.reduced() for each in found], unit, boosted=kind == "ntp+boost")
+    return (*(each.degree for each in runs), 0)
 
 
 def spares_needed(fleet: Fleet, losses: Sequence[int], quantile: float) -> int:
@@ -219,7 +219,7 @@ def policies_of(fleet: Fleet, found: Sequence[Fallback], question: Question) -> 
             makes_up=fixed,
             packed=question.packed,
             in_place=question.in_place and kind != "drop",
-            gpus=_used(kind, found, fleet.unit, len(losses)),
+            gpus=_used(kind, found, fleet.unit),
             whole_replica=kind == "ntp",
         )
         if not (question.fixed_batch and kind == "drop"):  # with a fixed minibatch that is `spares`

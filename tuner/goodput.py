@@ -193,23 +193,20 @@ def answer_failures(
     progress: Progress | None = None,
 ) -> FailuresAnswer:
     """Return the answer for a single plan. stated: the axis ("tp", "ep") whose degrees the question states."""
-    from tuner.cost_model.failure_simulation import simulate
+    from tuner.cost_model.failure_simulation import Walk, simulate
 
     answer = answer_estimate(job, plan, assumed, calibration)
     units = units_of(job, plan)
     check_units(job, plan, units, question, stated)
     fleet = fleet_of(units, question, answer.cost.step_s)
     found = fallbacks(job, plan, calibration, units, degrees_of(units, question), question)
-    outcomes, policies = [], policies_of(fleet, found, question)
-    for policy, needed in policies:
-        of = goodput(fleet, policy)
-        seen = None
-        if question.simulate:
-            if progress is not None:
-                progress(f"simulating {policy.name}: policy", len(outcomes) + 1, len(policies))
-            waits = of.waits_h > 0.0 or policy.stands_in
-            seen = simulate(fleet, policy, of.interval_h, days=question.days, runs=question.traces, seed=question.seed, waits=waits)
-        outcomes.append(Outcome(goodput=of, spares_needed=needed, simulated=seen))
+    policies = policies_of(fleet, found, question)
+    told = [goodput(fleet, policy) for policy, _ in policies]
+    seen: Sequence[Simulated | None] = [None] * len(told)
+    if question.simulate:
+        walks = [Walk(policy=each.policy, interval_h=each.interval_h, waits=each.waits_h > 0.0 or each.policy.stands_in) for each in told]
+        seen = simulate(fleet, walks, days=question.days, runs=question.traces, seed=question.seed, progress=progress)
+    outcomes = [Outcome(goodput=of, spares_needed=needed, simulated=sim) for of, (_, needed), sim in zip(told, policies, seen, strict=True)]
     return FailuresAnswer(
         estimate=answer,
         question=question,

@@ -305,7 +305,7 @@ class FailureOptions:
         bool, typer.Option("--simulate", help="Simulate failures event by event beside the closed forms", rich_help_panel=SIMULATE)
     ] = False
     days: Annotated[Text, _opt("--days", metavar="N", text="Days of a simulated trace (60)", panel=SIMULATE)] = None
-    traces: Annotated[Text, _opt("--traces", metavar="N", text="Traces (16)", panel=SIMULATE)] = None
+    traces: Annotated[Text, _opt("--traces", metavar="N", text="Traces (48)", panel=SIMULATE)] = None
     seed: Annotated[Text, _opt("--seed", metavar="N", text="Seed of the traces (0)", panel=SIMULATE)] = None
 
 

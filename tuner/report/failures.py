@@ -158,9 +158,8 @@ def loss_columns(rows: Sequence[dict[str, Any]], record: dict[str, Any]) -> list
     names = [row["policy"] for row in record["policies"] if row["policy"] in ("spares", *CHARTED)]
     columns = [Column(f"{name} %", [lost(row, name) for row in rows], rank=4 if name == "spares" else 0) for name in names]
     for name in names[1:] if "drop" in names else names:  # `spares` needs as many as `drop`
-        columns.append(
-            Column(f"spares, {name}", [f"{row['spares_needed'][name]:,}" if "spares_needed" in row else "" for row in rows], rank=3)
-        )
+        need = [f"{row['spares_needed'][name]:,}" if name in row.get("spares_needed", {}) else "" for row in rows]
+        columns.append(Column(f"spares, {name}", need, rank=3))
     return columns
 
 
@@ -186,24 +185,25 @@ def domain_table(record: dict[str, Any], page: Page) -> list[str]:
     return lines
 
 
-def chart_rows(rows: Sequence[dict[str, Any]], record: dict[str, Any], name: str, word: str) -> list[tuple[str, str, float, str]]:
+def chart_rows(rows: Sequence[dict[str, Any]], record: dict[str, Any], name: str) -> list[tuple[str, str, float, str]]:
     """Return the bars of samples lost, grouped by a key of the rows."""
-    policies = [row["policy"] for row in record["policies"] if row["policy"] in CHARTED]
+    names = [row["policy"] for row in record["policies"] if row["policy"] != "wait"]
+    policies = [name for name in names if name != "spares" or "drop" not in names]
     found = []
     for row in rows:
-        label = f"{percent(row[name], 2)} %" if name == "failed_fraction" else f"{word}{row[name]}"
+        label = f"{percent(row[name], 2)} %" if name == "failed_fraction" else f"{row[name]}"
         found += [(label, p, 1.0 - row["samples"][p], f"{lost(row, p)} %") for p in policies if p in row.get("samples", {})]
     return found
 
 
 def fraction_chart(record: dict[str, Any], page: Page) -> list[str]:
     """Return the losses by the share of GPUs down as bars."""
-    return bars("samples lost, by GPUs down", chart_rows(record["by_fraction"], record, "failed_fraction", ""), page)
+    return bars("samples lost, by GPUs down", chart_rows(record["by_fraction"], record, "failed_fraction"), page)
 
 
 def domain_chart(record: dict[str, Any], page: Page) -> list[str]:
     """Return the losses by the size of the domain as bars."""
-    rows = chart_rows(record["by_domain"], record, "domain", "")
+    rows = chart_rows(record["by_domain"], record, "domain")
     return bars("samples lost, by GPUs that fall together", rows, page) if rows else []
 
 
