@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuner import presets
 from tuner.errors import SpecError, one_problem
 from tuner.failure import FailureData
-from tuner.values import Problems, quantity, whole
+from tuner.values import Problems, quantity, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,9 +169,10 @@ def read_question(request: Request) -> Question:
         "days": read(
             "days", lambda v: quantity(v, "days", "seconds") / 86400.0 if not _plain(v) else _factor(v, "days", 0.01, 36500), 60.0
         ),
-        "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 16),
+        "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 48),
         "seed": read("seed", lambda v: whole(v, "seed", at_least=0, most=2**31), 0),
     }
+    flags = {name: read(name, lambda v, name=name: truth(v, name), False) for name in ("fixed_batch", "no_packing", "in_place", "simulate")}
     fallback = None
     for name in ("fallback_tp", "fallback_ep"):
         fallback = read(name, lambda v, name=name: counts(v, name), fallback)
@@ -179,13 +180,17 @@ def read_question(request: Request) -> Question:
         problems.add("fallback_ep", request.fallback_ep, "contradicts fallback_tp: one kind of group falls back")
     problems.raise_any()
     assert data is not None  # noqa: S101 (raise_any has raised otherwise)
-    flags = {
-        "fixed_batch": request.fixed_batch,
-        "packed": not request.no_packing,
-        "in_place": request.in_place,
-        "simulate": request.simulate,
-    }
-    return Question(data=data, fallback=fallback, **found, **{name: bool(value) for name, value in flags.items()})
+    return Question(data=data, fallback=fallback, packed=not flags.pop("no_packing"), **found, **flags)
+
+
+def with_fallback(question: Question, plan: Plan, request: Request) -> tuple[Question, str | None]:
+    """Return the question with the plan's own fallback_tp where it names no degree, and the axis whose degrees are stated, if any."""
+    for axis in ("tp", "ep"):
+        if getattr(request, f"fallback_{axis}") is not None:
+            return question, axis
+    if 0 < plan.fallback_tp < plan.tp:
+        return dataclasses.replace(question, fallback=(int(plan.fallback_tp),)), "tp"
+    return question, None
 
 
 def _plain(value: Any) -> bool:

@@ -168,22 +168,28 @@ def expected_samples(
     return total
 
 
+def chosen(reduced: Sequence[Reduced], unit: int, boosted: bool) -> list[Reduced]:
+    """Return what a unit with 1, 2, .. GPUs down runs as, up to where its replica is dropped: of the degrees that its n - j GPUs allow, the
+    one with the most samples, the highest of equals.
+    """
+    fitting = sorted((each for each in reduced if each.fits and each.degree < unit), key=lambda each: -each.degree)
+    found: list[Reduced] = []
+    for left in range(unit - 1, 0, -1):
+        allowed = [each for each in fitting if each.degree <= left]
+        if not allowed:
+            break
+        found.append(max(allowed, key=lambda each: float(each.boosted_samples if boosted else each.samples)))
+    return found
+
+
 def levels_of(reduced: Sequence[Reduced], unit: int, samples: Floats, boosted: bool) -> tuple[list[Floats], list[Floats]]:
     """Return (losses, overheads) for 1, 2, .. GPUs down of a unit, up to where the replica is dropped: there the loss is 1, and the
     overhead that of the last reduced degree, as other replicas may run at it.
-
-    A unit with j down runs at the largest of the reduced degrees that its n - j GPUs allow.
     """
-    losses: list[Floats] = []
-    overheads: list[Floats] = []
-    degrees = sorted((each for each in reduced if each.fits), key=lambda each: -each.degree)
-    for left in range(unit - 1, -1, -1):
-        runs = next((each for each in degrees if each.degree <= left), None)
-        if runs is None:
-            return [*losses, 1.0], [*overheads, overheads[-1] if overheads else 0.0]
-        losses.append(1.0 - (runs.boosted_samples if boosted else runs.samples) / samples)
-        overheads.append(runs.boosted_overhead if boosted else runs.overhead)
-    return losses, overheads
+    runs = chosen(reduced, unit, boosted)
+    losses = [1.0 - (each.boosted_samples if boosted else each.samples) / samples for each in runs]
+    overheads = [each.boosted_overhead if boosted else each.overhead for each in runs]
+    return [*losses, 1.0], [*overheads, overheads[-1] if overheads else 0.0]
 
 
 # What a policy makes of it: phi, samples a second over those of a healthy job of the same N GPUs.
