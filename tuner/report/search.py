@@ -146,7 +146,7 @@ def speeds(row: dict[str, Any]) -> str:
 def goodput_words(record: dict[str, Any]) -> str:
     """Return which failures the ranking counts, and what the best plan keeps."""
     of, best = record["failures"], record["ranking"][0]
-    rates = f"{of['name']}: a GPU fails every {show_seconds(of['mtbf_s'])} and is away for {show_seconds(of['repair_s'])}"
+    rates = f"{of['name']}: a GPU fails every {of['mtbf_s'] / 3600:,.0f} h and is away for {of['repair_s'] / 3600:,.0f} h"
     kept = f"{percent(best['goodput'], 2)} % of the samples a second are left on average, restarts not counted"
     return f"{rates}, so {100 * of['failed_fraction']:.2g} % are down; {kept}"
 
@@ -211,6 +211,7 @@ def kept_words(plan: dict[str, Any]) -> str:
     words += [f"layout {plan['pipeline_layout']}"] if plan["pp"] > 1 and plan["pipeline_layout"] != "even" else []
     words += [f"schedule {plan['schedule']}"] if plan["pp"] > 1 and plan["schedule"] != "1f1b" else []
     words += [f"cp by {plan['cp_kind']}"] if plan["cp"] > 1 else []
+    words += [f"fallback to tp {plan['fallback_tp']}"] if plan["fallback_tp"] != plan["tp"] else []
     words += [f"offload {plan['offload']}"] if plan["offload"] != "none" else []
     return ", ".join(words)
 
