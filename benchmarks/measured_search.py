@@ -2,7 +2,8 @@
 
 python benchmarks/measured_search.py [--write PAGE.md] [-o FOLDER]: `tuner search -m tiny -c local --profile 8`, then every plan of that
 space once, the fastest twelve twice more, and the fastest four and the pick in six rounds more, in random order, on this machine's CPUs
-(about 25 minutes on 2 cores; keep it quiet). Prints the plans by their median step and where the search's pick stands. --write puts the table between <!-- measured --> marks.
+(about 25 minutes on 2 cores; keep it quiet). Prints the plans by their median step and where the search's pick stands. --write puts the
+table between <!-- measured --> marks.
 """
 
 from __future__ import annotations
