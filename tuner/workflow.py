@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
+    from tuner.exporting import ExportAnswer
     from tuner.found import SearchAnswer
     from tuner.goodput import FailuresAnswer
     from tuner.health import DoctorAnswer
@@ -127,6 +128,20 @@ def folder_name(**given: Any) -> str:
     request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS))
     words = "-".join(Path(str(value)).stem for value in (request.model, request.cluster) if value is not None)
     return "tuner-" + re.sub(r"[^A-Za-z0-9._]+", "-", words)[:80]
+
+
+def export(formats: Any, *, failed: Any = None, version: Any = "", **given: Any) -> ExportAnswer:
+    """Return the files that launch a plan in these formats ("neutral,megatron-lm-ntp", or a list); failed: "0:3,1:5", replica and slot."""
+    from tuner.exporting import export_plan, read_failed
+
+    names = [name.strip() for item in _listed(formats) for name in str(item).split(",") if name.strip()]
+    problems = Problems()
+    gone = None if failed is None else problems.trying(lambda: read_failed(failed))
+    asked = problems.trying(lambda: _one_plan(given))
+    problems.raise_any()
+    assert asked is not None  # noqa: S101 (raise_any has raised otherwise)
+    job, plan, assumed, _ = asked
+    return export_plan(job, plan, assumed, names, version=str(version or ""), failed=gone)
 
 
 def replay(
