@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 FRACTIONS = (0.0005, 0.001, 0.002, 0.003, 0.004)
+MOST_DEGREES = 8  # that a group of another size may fall back to
 
 
 def kept(fleet: Fleet, found: Sequence[Fallback], question: Question) -> dict[str, Any]:
@@ -70,9 +71,10 @@ def by_domain(job: Job, plan: Plan, calibration: Calibration, fleet: Fleet, ques
         other = job.model_copy(update={"global_batch": batch, "cluster": job.cluster.model_copy(update={"gpus": gpus, "domains": domains})})
         units = units_of(other, small)
         floor = max(int(np.ceil(share * units.degree)), 1)
-        degrees = tuple(range(units.degree - 1, min(floor, units.degree - 1) - 1, -1)) if units.degree > 1 else ()
-        degrees = degrees_of(at, question) if size == at.size else degrees
-        found = fallbacks(other, small, calibration, units, degrees, question)
+        degrees = range(units.degree - 1, min(floor, units.degree - 1) - 1, -1) if units.degree > 1 else range(0)
+        spread = degrees[:: -(-len(degrees) // MOST_DEGREES)] if degrees else degrees
+        chosen = degrees_of(at, question) if size == at.size else tuple(sorted({*spread, *degrees[-1:]}, reverse=True))
+        found = fallbacks(other, small, calibration, units, chosen, question)
         cut = dataclasses.replace(fleet, units=units.units, unit=units.size, per_replica=units.per_replica, samples=units.samples)
         shape = {"gpus": gpus, "per_replica": units.per_replica, "replicas": replicas, "of_samples": units.samples}
         rows.append(row | shape | kept(cut, found, dataclasses.replace(question, spares=None)) | {"why_not": ""})

@@ -11,7 +11,7 @@ import numpy as np
 from tuner.cost_model.degraded import degraded, degraded_experts
 from tuner.cost_model.estimate import estimate
 from tuner.cost_model.explain import does_not_fit
-from tuner.cost_model.failures import Reduced, chosen, levels_of, lost_distribution, spare_units
+from tuner.cost_model.failures import Reduced, chosen, fewest, levels_of, lost_distribution, spare_units
 from tuner.cost_model.policies import Fleet, Policy
 from tuner.cost_model.rules import broken
 from tuner.errors import one_problem
@@ -185,15 +185,15 @@ def spares_needed(fleet: Fleet, losses: Sequence[int], quantile: float) -> int:
     """Return the units that must stand by so that no sample is lost for `quantile` of the time: whole units in place of failed ones where
     a failed one drops its replica, else whole replicas that make up what reduced ones lose.
     """
-    if len(losses) <= 1:
+    if all(loss == fleet.samples for loss in losses):
         return spare_units(fleet.units, fleet.probabilities(1)[0], quantile)
     p = fleet.probabilities(len(losses))
-    replicas = 0
-    while True:
+
+    def enough(replicas: int) -> bool:
         lost = lost_distribution(fleet.units + replicas * fleet.per_replica, fleet.per_replica, p, losses)
-        if float(lost[: replicas * fleet.samples + 1].sum()) >= quantile:
-            return replicas * fleet.per_replica
-        replicas += 1
+        return float(lost[: replicas * fleet.samples + 1].sum()) >= quantile * (1.0 - 1e-9)
+
+    return fewest(enough) * fleet.per_replica
 
 
 def policies_of(fleet: Fleet, found: Sequence[Fallback], question: Question) -> list[tuple[Policy, int]]:
