@@ -31,7 +31,7 @@ def test_losses_of_the_papers_job_at_four_thousandths() -> None:
 
 
 def test_spares_of_the_papers_job_at_a_fixed_minibatch() -> None:
-    """Figure 7: 90 domains for dropping replicas, 16 for falling back, 0 with boost; Llama 3's rates, repairs of 5 days, 99 % of the time."""
+    """Figure 7: 90 domains for dropping replicas, 16 for falling back, 0 with boost; Llama 3's rates, repairs of 5 days, 99 % of time."""
     needed = {each.goodput.policy.name: each.spares_needed for each in paper(fixed_batch=True).outcomes}
     assert 60 <= needed["spares"] <= 110
     assert 8 <= needed["ntp"] <= 24
@@ -126,8 +126,7 @@ def test_one_gpu_wide_groups_have_nothing_to_fall_back_to() -> None:
 
 def test_a_reduced_group_keeps_its_samples_and_all_wait_where_that_costs_less() -> None:
     """Two replicas of one sample: a reduced one that is cut has none left, which is half of all; waiting for it costs a quarter."""
-    question = {"model": "llama3-8b", "cluster": "h100x16", "seq_len": 4096, "global_batch": 2, "fallback_tp": 6}
-    answer = tuner.failures(**question, plan="tp=8,pp=1,sp=true,recompute=full")
+    answer = asked(cluster="h100x64", global_batch=2, fallback_tp=6)
     (six,) = answer.fallbacks
     assert (six.samples, six.of, six.waits) == (1, 1, True)
     moved = (six.before_s + six.after_s + six.reduce_s) / answer.estimate.cost.step_s
