@@ -63,6 +63,7 @@ class Request:
     max_p_oom: Any = None
     current: Any = None
     objective: Any = None
+    failures: Any = None
     deadline: Any = None
     top: Any = None
     all: Any = None
@@ -110,10 +111,16 @@ class Request:
     traces: Any = None
 
 
-JOB_KEYS = tuple(f.name for f in dataclasses.fields(Request))[:16]
-SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:29]
-MEASURE_KEYS = tuple(f.name for f in dataclasses.fields(Request))[29:43]  # how a search measures plans
-FAILURE_KEYS = (*tuple(f.name for f in dataclasses.fields(Request))[44:], "seed")  # how GPUs fail, and what a job does about it
+def _keys(first: str, last: str) -> tuple[str, ...]:
+    """Return the names of the request's parts from one to another."""
+    names = [field.name for field in dataclasses.fields(Request)]
+    return tuple(names[names.index(first) : names.index(last) + 1])
+
+
+JOB_KEYS = _keys("job", "price")
+SEARCH_KEYS = _keys("space", "seed")
+MEASURE_KEYS = _keys("profile", "folder")  # how a search measures plans
+FAILURE_KEYS = (*_keys("data", "traces"), "seed")  # how GPUs fail, and what a job does about it
 
 
 def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:

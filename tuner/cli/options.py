@@ -60,7 +60,7 @@ Texts = Optional[list[str]]  # noqa: UP045
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4")
 STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
 RUNNERS = ("local", "slurm", "command")
-OBJECTIVES = ("throughput", "cost", "memory")
+OBJECTIVES = ("throughput", "cost", "memory", "goodput")
 KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "failures", "jobs", "spaces")
 
 
@@ -158,6 +158,16 @@ class SearchOptions:
     objective: Annotated[
         Text,
         _opt("--objective", metavar="NAME", text=f"{', '.join(OBJECTIVES)} (throughput)", panel=ANSWER, complete=_words(*OBJECTIVES)),
+    ] = None
+    failures: Annotated[
+        Text,
+        _opt(
+            "--failures",
+            metavar="NAME",
+            text="How GPUs fail, for --objective goodput (llama3-herd); tuner presets failures",
+            panel=ANSWER,
+            complete=_names("failures"),
+        ),
     ] = None
     deadline: Annotated[
         Text, _opt("--deadline", metavar="TIME", text="With --gpus A..B and --tokens: cheapest count done in, say, 30d", panel=ANSWER)
