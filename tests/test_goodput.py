@@ -117,6 +117,12 @@ def test_experts_fall_back_too() -> None:
     assert any("expert-parallel groups fall together" in note for note in answer.notes)
 
 
+def test_events_that_pass_the_floor_leave_only_dropping() -> None:
+    answer = asked(blast=4)  # tp 8 falls back to 7 where nothing is said
+    assert [each.goodput.policy.name for each in answer.outcomes] == ["wait", "spares", "drop"]
+    assert any("an event of 4 GPUs passes the floor, 7 of 8" in note for note in answer.notes)
+
+
 def test_one_gpu_wide_groups_have_nothing_to_fall_back_to() -> None:
     answer = tuner.failures(model="tiny", cluster="h100x8", seq_len=128, global_batch=64, plan="tp=1,pp=2")
     assert answer.fallbacks == ()

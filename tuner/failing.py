@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA = "llama3-herd"
 DOMAINS = (8, 16, 32, 64, 72)
-MOST_DOWN = 0.5  # of the GPUs: with more, no job is planned
+MOST_HIT = 0.9  # of the groups: with more, no number of spares is any use
 _FIGURES: dict[str, str] = {  # argument: field of FailureData
     "mtbf": "mtbf",
     "hardware_share": "hardware_share",

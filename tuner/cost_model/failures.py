@@ -240,28 +240,29 @@ def lost_distribution(units: int, per_replica: int, probabilities: Sequence[floa
     """
     from scipy.stats import binom
 
-    most = int(binom.isf(TAIL, units, probabilities[0])) + 1
-    counts = np.arange(min(most, units) + 1)
-    packed = -(-counts // per_replica)
-    states = np.zeros((len(counts), 1))
-    states[:, 0] = binom.pmf(counts, units, probabilities[0])
-    last, before = probabilities[0], 0
+    def window(probability: float) -> np.ndarray:
+        """Counts of units that are not beyond the tails."""
+        ends = binom.ppf(TAIL, units, probability), binom.isf(TAIL, units, probability)
+        return np.arange(max(int(ends[0]) - 1, 0), min(int(ends[1]) + 1, units) + 1)
+
+    counts = window(probabilities[0])
+    states = binom.pmf(counts, units, probabilities[0])[:, None]  # [count, samples lost beyond `least`]
+    least, last, before = 0, probabilities[0], 0
     for probability, each in zip(probabilities, lost, strict=True):
         if each == before:
             continue
         if units * probability < TAIL:
             break
         if probability < last:
-            states = binom.pmf(counts[:, None], counts[None, :], probability / last) @ states
-            kept = int(np.nonzero(states.sum(axis=1) > TAIL)[0][-1]) + 1
-            states, counts, packed = states[:kept], counts[:kept], packed[:kept]
-        shifts = packed * (each - before)
-        wide = np.zeros((len(counts), states.shape[1] + int(shifts.max(initial=0))))
+            fewer = window(probability)
+            states, counts = binom.pmf(fewer[:, None], counts[None, :], probability / last) @ states, fewer
+        shifts = -(-counts // per_replica) * (each - before)
+        least, shifts = least + int(shifts[0]), shifts - shifts[0]
+        wide = np.zeros((len(counts), states.shape[1] + int(shifts[-1])))
         for row, shift in enumerate(shifts.tolist()):
             wide[row, shift : shift + states.shape[1]] = states[row]
         states, last, before = wide, probability, each
-    found: np.ndarray = states.sum(axis=0)
-    return found
+    return np.concatenate([np.zeros(least), states.sum(axis=0)])
 
 
 def spare_replicas(distribution: np.ndarray, samples: int, quantile: float) -> int:
