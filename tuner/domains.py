@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.cost_model.failures import hit_probability
+from tuner.cost_model.failures import at_least
 from tuner.cost_model.policies import expected_phi
-from tuner.failing import DOMAINS, degrees_of, units_of
+from tuner.failing import DOMAINS, MOST_HIT, degrees_of, units_of
 from tuner.fallback import fallbacks, policies_of
 
 if TYPE_CHECKING:
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 FRACTIONS = (0.0005, 0.001, 0.002, 0.003, 0.004)
+MOST_DEGREES = 8  # that a group of another size may fall back to
 
 
 def kept(fleet: Fleet, found: Sequence[Fallback], question: Question) -> dict[str, Any]:
     """Return what each policy keeps of the samples, restarts left out, and the spares it needs."""
+    if fleet.probabilities(1)[0] > MOST_HIT:
+        return {"samples": {}, "spares_needed": {}, "why_not": f"more than {100 * MOST_HIT:.0f} % of such groups are hit"}
     samples, needed = {}, {}
     for policy, spares in policies_of(fleet, found, question):
         samples[policy.name], needed[policy.name] = expected_phi(fleet, policy), spares
-    return {"samples": samples, "spares_needed": needed}
+    return {"samples": samples, "spares_needed": needed, "why_not": ""}
 
 
 def by_fraction(fleet: Fleet, found: Sequence[Fallback], question: Question) -> list[dict[str, Any]]:
@@ -54,7 +57,7 @@ def by_domain(job: Job, plan: Plan, calibration: Calibration, fleet: Fleet, ques
     share = min(question.fallback) / at.degree if question.fallback else 0.875
     replica = at.per_replica * at.size
     for size in question.domains or DOMAINS:
-        row: dict[str, Any] = {"domain": size, "hit": float(hit_probability(sum(fleet.fractions().values()), size))}
+        row: dict[str, Any] = {"domain": size, "hit": float(at_least(1, size, fleet.fractions()))}
         small = _recut(plan, at.axis, size, replica)
         gpus = 0 if small is None else job.gpus // _replica_gpus(small, at.axis) * _replica_gpus(small, at.axis)
         uneven = [blast for blast in fleet.blasts if size % blast and blast % size]
@@ -70,12 +73,13 @@ def by_domain(job: Job, plan: Plan, calibration: Calibration, fleet: Fleet, ques
         other = job.model_copy(update={"global_batch": batch, "cluster": job.cluster.model_copy(update={"gpus": gpus, "domains": domains})})
         units = units_of(other, small)
         floor = max(int(np.ceil(share * units.degree)), 1)
-        degrees = tuple(range(units.degree - 1, min(floor, units.degree - 1) - 1, -1)) if units.degree > 1 else ()
-        degrees = degrees_of(at, question) if size == at.size else degrees
-        found = fallbacks(other, small, calibration, units, degrees, question)
+        degrees = range(units.degree - 1, min(floor, units.degree - 1) - 1, -1) if units.degree > 1 else range(0)
+        spread = degrees[:: -(-len(degrees) // MOST_DEGREES)] if degrees else degrees
+        chosen = degrees_of(at, question) if size == at.size else tuple(sorted({*spread, *degrees[-1:]}, reverse=True))
+        found = fallbacks(other, small, calibration, units, chosen, question)
         cut = dataclasses.replace(fleet, units=units.units, unit=units.size, per_replica=units.per_replica, samples=units.samples)
         shape = {"gpus": gpus, "per_replica": units.per_replica, "replicas": replicas, "of_samples": units.samples}
-        rows.append(row | shape | kept(cut, found, dataclasses.replace(question, spares=None)) | {"why_not": ""})
+        rows.append(row | shape | kept(cut, found, dataclasses.replace(question, spares=None)))
     return rows
 
 

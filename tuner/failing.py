@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tuner import presets
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA = "llama3-herd"
 DOMAINS = (8, 16, 32, 64, 72)
-MOST_DOWN = 0.5  # of the GPUs: with more, no job is planned
+MOST_HIT = 0.9  # of the groups: with more, no number of spares is any use
 _FIGURES: dict[str, str] = {  # argument: field of FailureData
     "mtbf": "mtbf",
     "hardware_share": "hardware_share",
@@ -172,10 +173,10 @@ def read_question(request: Request) -> Question:
         "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 48),
         "seed": read("seed", lambda v: whole(v, "seed", at_least=0, most=2**31), 0),
     }
-    flags = {name: read(name, lambda v, name=name: truth(v, name), False) for name in ("fixed_batch", "no_packing", "in_place", "simulate")}
+    flags = {name: read(name, partial(truth, name=name), False) for name in ("fixed_batch", "no_packing", "in_place", "simulate")}
     fallback = None
     for name in ("fallback_tp", "fallback_ep"):
-        fallback = read(name, lambda v, name=name: counts(v, name), fallback)
+        fallback = read(name, partial(counts, name=name), fallback)
     if request.fallback_tp is not None and request.fallback_ep is not None:
         problems.add("fallback_ep", request.fallback_ep, "contradicts fallback_tp: one kind of group falls back")
     problems.raise_any()

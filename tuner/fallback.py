@@ -11,11 +11,11 @@ import numpy as np
 from tuner.cost_model.degraded import degraded, degraded_experts
 from tuner.cost_model.estimate import estimate
 from tuner.cost_model.explain import does_not_fit
-from tuner.cost_model.failures import Reduced, chosen, levels_of, lost_distribution, spare_units
+from tuner.cost_model.failures import Reduced, chosen, fewest, levels_of, lost_distribution, spare_units
 from tuner.cost_model.policies import Fleet, Policy
 from tuner.cost_model.rules import broken
 from tuner.errors import one_problem
-from tuner.failing import MOST_DOWN
+from tuner.failing import MOST_HIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +139,7 @@ def fallbacks(
 
 
 def fleet_of(units: Units, question: Question, step_s: float) -> Fleet:
-    """Return the GPUs of a job with the failures that a question states. Raises SpecError where most of them would be down."""
+    """Return the GPUs of a job with the failures that a question states. Raises SpecError where hardly a group would be whole."""
     data = question.data
     fleet = Fleet(
         units=units.units,
@@ -155,11 +155,15 @@ def fleet_of(units: Units, question: Question, step_s: float) -> Fleet:
         step_h=step_s / 3600.0,
         interval_h=question.interval_h,
     )
+    if fleet.repair_h <= 0.0:
+        raise one_problem("software_repair", "", None, "is 0 and so are all repairs: no GPU is ever down", "a time above 0")
     if question.failed_fraction is not None:
         fleet = fleet.at_fraction(question.failed_fraction)
-    down = sum(fleet.fractions().values())
-    if down > MOST_DOWN:
-        rule = f"leaves {100 * down:.1f} % of the GPUs down in the long run: no job is planned with more than {100 * MOST_DOWN:.0f} %"
+    hit = fleet.probabilities(1)[0]
+    if hit > MOST_HIT:
+        down = 100 * sum(fleet.fractions().values())
+        share = f"leaves {down:.1f} % of the GPUs down and {100 * hit:.1f} % of the groups of {units.size} hit"
+        rule = f"{share}: no job is planned with more than 90 %"
         name = "failed_fraction" if question.failed_fraction is not None else "mtbf"
         raise one_problem(
             name, "", None, rule, f"a GPU fails every {1 / fleet.events_per_hour:,.4g} h and is repaired in {fleet.repair_h:.4g} h"
@@ -185,15 +189,15 @@ def spares_needed(fleet: Fleet, losses: Sequence[int], quantile: float) -> int:
     """Return the units that must stand by so that no sample is lost for `quantile` of the time: whole units in place of failed ones where
     a failed one drops its replica, else whole replicas that make up what reduced ones lose.
     """
-    if len(losses) <= 1:
+    if all(loss == fleet.samples for loss in losses):
         return spare_units(fleet.units, fleet.probabilities(1)[0], quantile)
     p = fleet.probabilities(len(losses))
-    replicas = 0
-    while True:
+
+    def enough(replicas: int) -> bool:
         lost = lost_distribution(fleet.units + replicas * fleet.per_replica, fleet.per_replica, p, losses)
-        if float(lost[: replicas * fleet.samples + 1].sum()) >= quantile:
-            return replicas * fleet.per_replica
-        replicas += 1
+        return float(lost[: replicas * fleet.samples + 1].sum()) >= quantile * (1.0 - 1e-9)
+
+    return fewest(enough) * fleet.per_replica
 
 
 def policies_of(fleet: Fleet, found: Sequence[Fallback], question: Question) -> list[tuple[Policy, int]]:
@@ -203,8 +207,10 @@ def policies_of(fleet: Fleet, found: Sequence[Fallback], question: Question) -> 
     stands_by = units_needed if question.spares is None else question.spares
     made.append((Policy(name="wait", losses=(), overheads=()), units_needed))
     made.append((Policy(name="spares", losses=(), overheads=(), spares=stands_by), units_needed))
-    kinds = ["drop"] if not any(not each.why_not for each in found) else ["drop", "ntp", "ntp+boost"]
-    if question.data.power_cap.value <= 1.0 and "ntp+boost" in kinds:
+    running = [each.gpus for each in found if not each.why_not]
+    reached = bool(running) and min(fleet.blasts) <= fleet.unit - min(running)  # else every event passes the floor
+    kinds = ["drop", "ntp", "ntp+boost"] if reached else ["drop"]
+    if question.data.power_cap.value <= 1.0 and reached:
         kinds.remove("ntp+boost")
     for kind in kinds:
         losses, overheads = _levels(kind, found, fleet.unit, fleet.samples)

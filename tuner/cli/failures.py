@@ -18,7 +18,7 @@ event. The exit code is 3 when the plan, or a degree of --fallback-tp, does not 
 
 \b
 Examples:
-  tuner failures -m llama3-405b -c h100x16384 -s 8192 -b 2048 -p tp=8,pp=16,zero=0 --fallback-tp 7
+  tuner failures -m llama3-70b -c h100x2048 -s 8192 -b 2048 -p tp=8,pp=4,sp=true,recompute=full --fallback-tp 7
   tuner failures --job ntp-paper --failed-fraction 0.4% --simulate
   tuner failures --job ntp-paper --fixed-batch --quantile 0.999
 """

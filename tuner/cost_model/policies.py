@@ -84,8 +84,8 @@ class Fleet:
         together = math.gcd(*(blast // self.unit if blast % self.unit == 0 else 1 for blast in self.blasts))
         if together <= 1 or self.per_replica % together:
             return self
-        sizes = {"units": self.units // together, "unit": self.unit * together, "per_replica": self.per_replica // together}
-        return dataclasses.replace(self, **sizes)
+        units, per_replica = self.units // together, self.per_replica // together
+        return dataclasses.replace(self, units=units, unit=self.unit * together, per_replica=per_replica)
 
     def at_fraction(self, fraction: float) -> Fleet:
         """Return the fleet with the rate at which `fraction` of its GPUs are down, its repairs and the shares of its events kept."""

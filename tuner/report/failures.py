@@ -150,7 +150,10 @@ def fraction_table(record: dict[str, Any], page: Page) -> list[str]:
     ]
     table = Table(columns)
     title = wrapped("samples lost against the share of GPUs that are down, restarts left out", page)
-    return [*map(page.bold, title), *table.lines(page), *hidden_note(table, page)]
+    lines = [*map(page.bold, title), *table.lines(page), *hidden_note(table, page)]
+    for row in rows:
+        lines += labelled(f"{percent(row['failed_fraction'], 2)} %", row["why_not"], page) if row["why_not"] else []
+    return lines
 
 
 def loss_columns(rows: Sequence[dict[str, Any]], record: dict[str, Any]) -> list[Column]:
@@ -198,7 +201,8 @@ def chart_rows(rows: Sequence[dict[str, Any]], record: dict[str, Any], name: str
 
 def fraction_chart(record: dict[str, Any], page: Page) -> list[str]:
     """Return the losses by the share of GPUs down as bars."""
-    return bars("samples lost, by GPUs down", chart_rows(record["by_fraction"], record, "failed_fraction"), page)
+    rows = chart_rows(record["by_fraction"], record, "failed_fraction")
+    return bars("samples lost, by GPUs down", rows, page) if rows else []
 
 
 def domain_chart(record: dict[str, Any], page: Page) -> list[str]:
