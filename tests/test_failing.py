@@ -37,7 +37,7 @@ def asked(**changes: Any) -> FailuresAnswer:
         ({"hardware_share": "120%"}, "hardware_share = '120%': must be a share from 0 to 1"),
         ({"quantile": 1}, "quantile = 1: must be a share above 0 and below 1"),
         ({"power_cap": 0.9}, "power_cap = 0.9: must be a number from 1 to 3"),
-        ({"data": "llama4-herd"}, "no such failure data .did you mean llama3-herd"),
+        ({"failure_data": "llama4-herd"}, "no such failure data .did you mean llama3-herd"),
         ({"fallback_tp": 8}, "fallback_tp = 8: must be below the healthy degree, tp = 8 .like 7"),
         ({"fallback_tp": 0}, "fallback_tp = '0': must be a whole number from 1"),
         ({"fallback_tp": "7,nine"}, "fallback_tp = 'nine': must be a whole number"),
@@ -70,7 +70,7 @@ def test_a_group_that_does_not_line_up_with_the_domain() -> None:
 
 def test_everything_wrong_is_reported_at_once() -> None:
     with pytest.raises(SpecError) as caught:
-        asked(mtbf="fast", quantile=2, data="nothing", model="llama3-70c")
+        asked(mtbf="fast", quantile=2, failure_data="nothing", model="llama3-70c")
     where = {problem.where for problem in caught.value.problems}
     assert {"mtbf", "quantile", "failure data", "model"} <= where
 

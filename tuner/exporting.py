@@ -101,7 +101,8 @@ def _one(name: str, job: Job, plan: Plan, version: str) -> Written:
 
 
 def _nonuniform(job: Job, plan: Plan, failed: Mapping[int, tuple[int, ...]] | None) -> Written:
-    from tuner.launch.megatron_ntp import layout_of, write
+    from tuner.launch.megatron_ntp import layout_of
+    from tuner.launch.megatron_ntp_files import write
 
     if failed is None:
         raise one_problem("failed", "", None, f"is missing: which GPUs {NONUNIFORM} goes on without", "REPLICA:SLOT, like --failed 0:3")

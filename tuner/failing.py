@@ -117,7 +117,7 @@ def read_blast(value: Any) -> list[dict[str, Any]]:
 
 def read_data(request: Request, problems: Problems) -> FailureData | None:
     """Return the failure data that a request names, with what it states itself."""
-    given = request.data
+    given = request.failure_data
     data = given if isinstance(given, FailureData) else problems.trying(lambda: presets.failure(str(given or DEFAULT_DATA)))
     readers: dict[str, Callable[[Any, str], float]] = {
         "mtbf": lambda v, n: quantity(v, n, "seconds"),

@@ -63,7 +63,7 @@ class Request:
     max_p_oom: Any = None
     current: Any = None
     objective: Any = None
-    failures: Any = None
+    failure_data: Any = None
     deadline: Any = None
     top: Any = None
     all: Any = None
@@ -85,7 +85,6 @@ class Request:
     proxy: Any = None
     folder: Any = None
     plan: Any = None
-    data: Any = None
     mtbf: Any = None
     rate_scale: Any = None
     hardware_share: Any = None
@@ -120,7 +119,7 @@ def _keys(first: str, last: str) -> tuple[str, ...]:
 JOB_KEYS = _keys("job", "price")
 SEARCH_KEYS = _keys("space", "seed")
 MEASURE_KEYS = _keys("profile", "folder")  # how a search measures plans
-FAILURE_KEYS = (*_keys("data", "traces"), "seed")  # how GPUs fail, and what a job does about it
+FAILURE_KEYS = ("failure_data", *_keys("mtbf", "traces"), "seed")  # how GPUs fail, and what a job does about it
 
 
 def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:

@@ -22,7 +22,7 @@ ABOUT = {
     "models": "architectures, a --model",
     "frameworks": "defaults and rules of training frameworks, a --framework",
     "calibrations": "fitted coefficients and curves, a --calibration",
-    "failures": "how often GPUs fail, repairs, restarts, a --data of `tuner failures`",
+    "failures": "how often GPUs fail, repairs, restarts, a --failure-data of `tuner failures`",
     "jobs": "worked examples, a --job",
     "spaces": "axes to search, a --space",
 }

@@ -13,7 +13,7 @@ What failing GPUs cost a job: its goodput when it waits for repairs, keeps spare
 failed group go on at a lower tensor-parallel degree (NTP: nonuniform tensor parallelism), with more power or without; and how many spares
 each of these needs. Expert-parallel groups are the units of a mixture of experts.
 
-Rates come from --data (tuner presets failures) and from the options. The closed forms answer at once; --simulate checks them event by
+Rates come from --failure-data (tuner presets failures) and from the options. Closed forms answer at once; --simulate checks them event by
 event. The exit code is 3 when the plan, or a degree of --fallback-tp, does not fit.
 
 \b

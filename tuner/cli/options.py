@@ -159,10 +159,10 @@ class SearchOptions:
         Text,
         _opt("--objective", metavar="NAME", text=f"{', '.join(OBJECTIVES)} (throughput)", panel=ANSWER, complete=_words(*OBJECTIVES)),
     ] = None
-    failures: Annotated[
+    failure_data: Annotated[
         Text,
         _opt(
-            "--failures",
+            "--failure-data",
             metavar="NAME",
             text="How GPUs fail, for --objective goodput (llama3-herd); tuner presets failures",
             panel=ANSWER,
@@ -265,9 +265,9 @@ class PlanOptions:
 class FailureOptions:
     """How GPUs fail, and what the job does about it."""
 
-    data: Annotated[
+    failure_data: Annotated[
         Text,
-        _opt("--data", metavar="NAME", text="Failure data: preset or YAML file (llama3-herd)", panel=FAIL, complete=_names("failures")),
+        _opt("--failure-data", metavar="NAME", text="Preset or YAML file (llama3-herd)", panel=FAIL, complete=_names("failures")),
     ] = None
     mtbf: Annotated[Text, _opt("--mtbf", metavar="TIME", text='Time between failures of one GPU, like "50000 h"', panel=FAIL)] = None
     rate_scale: Annotated[Text, _opt("--rate-scale", metavar="X", text="So many times as many failures (1)", panel=FAIL)] = None
