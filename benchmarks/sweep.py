@@ -2,9 +2,10 @@
 
     python benchmarks/sweep.py [--large] [--compare N] [--json]
 
-Each job is swept on one core. plans counts those estimated, legal those that the rules allow, combinations the product of the axes.
---large adds a space of about a hundred million plans, to see that memory stays bounded (a minute). --compare N checks N random
-legal plans of the first space against single estimates, which must be equal to the last bit.
+Each job is swept on one core. plans counts those estimated, legal those that the rules allow, combinations the product of the axes. The
+last job is ranked by goodput over failures, with degrees to fall back to as an axis. --large adds a space of about a hundred million plans,
+to see that memory stays bounded (a minute). --compare N checks N random legal plans of the first space against single estimates, which
+must be equal to the last bit.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from tuner import presets
 from tuner.cost_model.calibration import load_calibration
 from tuner.cost_model.estimate import estimate
 from tuner.job import Job
+from tuner.search.axes import fallback_degrees
 from tuner.search.blocks import blocks
-from tuner.search.exhaustive import sweep
+from tuner.search.exhaustive import judge, sweep
 from tuner.search.space import SpaceSpec, build_space
+from tuner.searching import read_failures
 
 if TYPE_CHECKING:
+    from tuner.failure import FailureData
     from tuner.search.space import Space
 
 JOBS: dict[str, tuple[str, str, int, int, str]] = {
@@ -35,6 +39,7 @@ JOBS: dict[str, tuple[str, str, int, int, str]] = {
     "Llama-3 405B on 2,048 H100, torchtitan": ("llama3-405b", "h100x2048", 8192, 2048, "torchtitan"),
     "DeepSeek-V3 on 2,048 H100": ("deepseek-v3", "h100x2048", 4096, 8192, "megatron-bridge"),
 }
+GOODPUT = "Llama-3 70B on 1,024 H100, for goodput"
 LARGE = "DeepSeek-V3 on 2,048 H100, axes not thinned"
 
 
@@ -49,12 +54,16 @@ def job_of(model: str, cluster: str, seq_len: int, global_batch: int, framework:
     )
 
 
-def measure(name: str, job: Job, most_plans: int | None = None) -> dict[str, Any]:
+def measure(name: str, job: Job, most_plans: int | None = None, failures: FailureData | None = None) -> dict[str, Any]:
     """Return the figures of one sweep, the building of its space included."""
     start = time.perf_counter()
-    space = build_space(job, SpaceSpec(), **({} if most_plans is None else {"most_plans": most_plans}))
+    spec = SpaceSpec() if failures is None else SpaceSpec(axes={"fallback_tp": list(fallback_degrees(job))})
+    space = build_space(job, spec, **({} if most_plans is None else {"most_plans": most_plans}))
     calibration = load_calibration("auto", job)
-    result = sweep(job, space, calibration)
+    if failures is None:
+        result = sweep(job, space, calibration)
+    else:
+        result = sweep(job, space, calibration, objective="goodput", estimator=judge(space, failures))
     wall = time.perf_counter() - start
     return {
         "job": name,
@@ -96,6 +105,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = [measure(name, job_of(*spec)) for name, spec in JOBS.items()]
+    rows.append(measure(GOODPUT, job_of("llama3-70b", "h100x1024", 8192, 1024, "megatron-lm"), failures=read_failures(None)))
     if options.large:
         rows.append(measure(LARGE, job_of(*JOBS["DeepSeek-V3 on 2,048 H100"]), most_plans=10**12))
     first = next(iter(JOBS.values()))

@@ -25,8 +25,10 @@ recomputes = st.one_of(
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     recompute, layers = draw(recomputes)
+    counts = {name: draw(degrees) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")}
     return Plan(
-        **{name: draw(degrees) for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")},
+        **counts,
+        fallback_tp=draw(st.integers(0, 64).filter(lambda n: n != counts["tp"])),  # tp itself is spelled 0
         **{name: draw(flags) for name in ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")},
         recompute=recompute,
         recompute_layers=layers,

@@ -11,6 +11,7 @@ from tuner.cost_model.estimate import estimate as evaluate
 from tuner.cost_model.explain import Stage, Term, stages, time_terms
 from tuner.cost_model.params import active_parameters, parameters
 from tuner.cost_model.rules import broken as broken_rules
+from tuner.fallback_cost import fallback_record
 from tuner.job import peak_flops
 from tuner.plan_text import plan_record
 
@@ -152,7 +153,9 @@ def broken_by(job: Job, plan: Plan) -> tuple[Broken, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateAnswer:
-    """What one plan costs, and what is wrong with it. `assumed`: knobs that took the framework's default."""
+    """What one plan costs, and what is wrong with it. `assumed`: knobs that took the framework's default; fallback: what a replica costs
+    that goes on at the plan's fallback_tp.
+    """
 
     job: Job
     plan: Plan
@@ -163,6 +166,7 @@ class EstimateAnswer:
     broken: tuple[Broken, ...]
     step: tuple[Term, ...]
     stages: tuple[Stage, ...]
+    fallback: dict[str, Any] | None = None
 
     @property
     def legal(self) -> bool:
@@ -185,6 +189,7 @@ class EstimateAnswer:
             "run": dataclasses.asdict(self.run) if self.run else None,
             "step": [dataclasses.asdict(term) | {"share": term.value / self.cost.step_s} for term in self.step],
             "stages": [dataclasses.asdict(stage) for stage in self.stages],
+            "fallback": self.fallback,
         }
         return dict(plain(record))
 
@@ -202,4 +207,5 @@ def answer_estimate(job: Job, plan: Plan, assumed: tuple[str, ...], calibration:
         broken=broken_by(job, plan),
         step=time_terms(job, plan, calibration, estimate),
         stages=stages(job, plan, calibration),
+        fallback=fallback_record(job, plan, calibration, estimate),
     )

@@ -9,24 +9,30 @@ from typing import TYPE_CHECKING, Any
 from tuner.answers import Run, basis_of, broken_by, calibration_record, job_record, plain, run_of
 from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
 from tuner.cost_model.explain import does_not_fit
+from tuner.cost_model.goodput import down_of
 from tuner.cost_model.rules import broken
 from tuner.plan_text import plan_record
+from tuner.search.lost_gpu import lost_gpus
 from tuner.search.ranking import Ranking, Row, rank
 
 if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
+    from tuner.failure import FailureData
     from tuner.job import Job
     from tuner.plan import Plan
     from tuner.profiling.measured import Measured
     from tuner.search.counts import CountResult
-    from tuner.search.exhaustive import SweepResult
+    from tuner.search.exhaustive import Estimator, SweepResult
+    from tuner.search.lost_gpu import LostGpu
     from tuner.search.ranking import Plainer
     from tuner.search.space import Space, SpaceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
-    """A ranked plan and, with a token budget, its whole run. like: how many near equals it stands for, where these are not listed."""
+    """A ranked plan and, with a token budget, its whole run. like: how many near equals it stands for, where these are not listed;
+    lost: what one lost GPU costs it.
+    """
 
     row: Row
     basis: str
@@ -34,6 +40,7 @@ class RankedPlan:
     low_tokens_per_s_per_gpu: float
     high_tokens_per_s_per_gpu: float
     microbatches: int
+    lost: LostGpu
     like: int | None = None
 
     def record(self, gpus: int) -> dict[str, Any]:
@@ -43,7 +50,8 @@ class RankedPlan:
         record = {"rank": self.row.rank, "plan": plan_record(self.row.plan, gpus)}
         record |= {name: getattr(self.row, name) for name in figures}
         record |= {name: getattr(self, name) for name in speeds}
-        record |= {"basis": self.basis, "tied": self.row.tied, "like": self.like}
+        record |= {"goodput": self.row.goodput} if self.row.goodput is not None else {}
+        record |= {"basis": self.basis, "tied": self.row.tied, "like": self.like, "one_gpu_lost": dataclasses.asdict(self.lost)}
         return record | {"run": dataclasses.asdict(self.run) if self.run else None}
 
 
@@ -70,7 +78,7 @@ class CurrentPlan:
 class SearchAnswer:
     """The best plans of a job. counts: the best of each count of GPUs, where a range was asked about (job is on the chosen one);
     distinct: whether near equals are counted, not ranked; why_nothing: why no plan is ranked; measured: what ran, where plans were
-    measured.
+    measured; failures: of GPUs, where goodput is the objective.
     """
 
     job: Job
@@ -88,6 +96,7 @@ class SearchAnswer:
     deadline_s: float | None = None
     why_nothing: str = ""
     measured: Measured | None = None
+    failures: FailureData | None = None
 
     @property
     def feasible(self) -> bool:
@@ -112,19 +121,27 @@ class SearchAnswer:
             "counts": self.counts,
             "deadline_s": self.deadline_s,
             "why_nothing": self.why_nothing,
+            "failures": None if self.failures is None else failures_record(self.failures),
         }
         if self.measured is not None:
             record["measured"] = self.measured.record()
         return dict(plain(record))
 
 
+def failures_record(data: FailureData) -> dict[str, Any]:
+    """Return which failures were counted."""
+    down = sum(down_of(data).values())
+    return {"name": data.name, "mtbf_s": data.mtbf.value, "repair_s": 3600.0 * data.mean_repair_hours, "failed_fraction": down}
+
+
 def ranked(job: Job, ranking: Ranking, calibration: Calibration, like: tuple[int | None, ...] = ()) -> tuple[RankedPlan, ...]:
     """Return the rows of a ranking with their whole runs and, where these were counted, their near equals."""
     counts = like or (None,) * len(ranking.rows)
-    return tuple(_ranked(job, row, calibration, count) for row, count in zip(ranking.rows, counts, strict=True))
+    lost = lost_gpus(job, [row.plan for row in ranking.rows], calibration)
+    return tuple(_ranked(job, row, calibration, one, count) for row, one, count in zip(ranking.rows, lost, counts, strict=True))
 
 
-def _ranked(job: Job, row: Row, calibration: Calibration, like: int | None = None) -> RankedPlan:
+def _ranked(job: Job, row: Row, calibration: Calibration, lost: LostGpu, like: int | None = None) -> RankedPlan:
     return RankedPlan(
         row=row,
         basis=basis_of(calibration),
@@ -132,6 +149,7 @@ def _ranked(job: Job, row: Row, calibration: Calibration, like: int | None = Non
         low_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.high_s)),
         high_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, row.low_s)),
         microbatches=int(row.plan.microbatches(job.gpus, job.global_batch)),
+        lost=lost,
         like=like,
     )
 
@@ -145,7 +163,7 @@ def own_plan(
         return None
     broken = broken_by(job, row.plan)
     return CurrentPlan(
-        ranked=_ranked(job, row, calibration),
+        ranked=_ranked(job, row, calibration, lost_gpus(job, [row.plan], calibration)[0]),
         gain=ranking.gain,
         legal=all(item.severity != "error" for item in broken),
         problems=tuple(f"{item.severity}: {item.text} [{item.rule}]" for item in broken),
@@ -194,12 +212,13 @@ def answer_search(
     max_memory: float | None,
     distinct: bool,
     current: tuple[Plan, tuple[str, ...]] | None,
+    judge: Estimator | None = None,
     **more: Any,
 ) -> SearchAnswer:
     """Return the answer of a sweep."""
     job = found.space.job
     own, assumed = current or (None, ())
-    best = rank(job, [found.plan(one) for one in found.best], calibration, objective=found.objective, current=own)
+    best = rank(job, [found.plan(one) for one in found.best], calibration, objective=found.objective, current=own, judge=judge)
     front = rank(job, [found.plan(one) for one in found.pareto], calibration)
     return SearchAnswer(
         job=job,

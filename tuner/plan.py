@@ -41,7 +41,9 @@ class Plan:
     (interleaving); micro_batch: sequences. recompute: bits of RECOMPUTE_MODULES or FULL, the latter over recompute_layers
     layers of a stage. zero: 0-3 (3 is FSDP); shard_group: ranks that shard parameters and optimizer (0: all data-parallel
     ranks; smaller: HSDP). embedding_layers, loss_layers: layers that the embedding and the loss count as when layers are
-    dealt to stages (0: not counted). *_overlap, cuda_graphs: 0 or 1. The data-parallel degree is derived.
+    dealt to stages (0: not counted). *_overlap, cuda_graphs: 0 or 1. fallback_tp: tensor-parallel degree at which a replica goes on
+    when GPUs of it fail (0, or tp itself: none, it is dropped); idle_tp: ranks of a tensor-parallel group that sit idle, in the plan of
+    a replica that fell back. The data-parallel degree is derived.
     """
 
     tp: Ints = 1
@@ -65,10 +67,22 @@ class Plan:
     ep_overlap: Ints = 0
     cuda_graphs: Ints = 0
     cp_kind: Ints = 0
+    fallback_tp: Ints = 0
+    idle_tp: Ints = 0
+
+    @property
+    def block(self) -> Ints:
+        """GPUs that a tensor-parallel group takes up, idle ones too."""
+        return self.tp + self.idle_tp
+
+    @property
+    def fallback(self) -> Ints:
+        """Tensor-parallel degree of a replica after a failure: tp where there is no lower one."""
+        return self.fallback_tp + (self.fallback_tp < 1) * self.tp
 
     def dp(self, gpus: int) -> Ints:
         """Data-parallel degree: gpus = tp x cp x dp x pp."""
-        return gpus // (self.tp * self.pp * self.cp)
+        return gpus // (self.block * self.pp * self.cp)
 
     def edp(self, gpus: int) -> Ints:
         """Data-parallel degree of the experts: gpus = etp x ep x edp x pp (at least 1)."""

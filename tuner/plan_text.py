@@ -113,6 +113,7 @@ _PARSERS: dict[str, Callable[[Any], dict[str, int]]] = (
     | {
         "zero": lambda v: {"zero": _zero(v)},
         "shard_group": lambda v: {"shard_group": _integer(v, at_least=0)},
+        "fallback_tp": lambda v: {"fallback_tp": _integer(v, at_least=0)},
         "schedule": lambda v: {"schedule": _choice(SCHEDULES)(v)},
         "offload": lambda v: {"offload": _choice(OFFLOADS)(v)},
         "cp_kind": lambda v: {"cp_kind": _choice(CP_KINDS)(v)},
@@ -142,6 +143,8 @@ def parse_knobs(items: Mapping[str, object], where: str) -> dict[str, int]:
             problems.append(Problem(where=where, path=name, value=repr(value)[:80], rule=str(error)))
     if problems:
         raise SpecError(problems)
+    if fields.get("fallback_tp") == fields.get("tp", 1):  # tp itself: no fallback
+        fields["fallback_tp"] = 0
     return fields
 
 
@@ -170,15 +173,17 @@ def plan_record(plan: Plan, gpus: int) -> dict[str, Any]:
     spelled = {name: {code: text for text, code in codes.items()} for name, codes in enums}
     record: dict[str, Any] = {}
     for field in dataclasses.fields(plan):
-        value = getattr(plan, field.name)
+        value = plan.fallback if field.name == "fallback_tp" else getattr(plan, field.name)
         if field.name in spelled:
             record[field.name] = spelled[field.name][int(value)]
         elif field.name in _FLAGS:
             record[field.name] = bool(value)
-        elif field.name not in ("recompute", "recompute_layers", "embedding_layers", "loss_layers"):
+        elif field.name not in ("recompute", "recompute_layers", "embedding_layers", "loss_layers", "idle_tp"):
             record[field.name] = int(value)
     record["recompute"] = recompute_text(int(plan.recompute), int(plan.recompute_layers))
     record["pipeline_layout"] = layout_text(int(plan.embedding_layers), int(plan.loss_layers))
     record["dp"] = int(plan.dp(gpus))
     record["edp"] = int(plan.edp(gpus))
+    if plan.idle_tp:
+        record["idle_tp"] = int(plan.idle_tp)
     return record

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tuner.cost_model.calibration import Calibration
     from tuner.errors import Problem
+    from tuner.failure import FailureData
     from tuner.found import SearchAnswer
     from tuner.job import Job
     from tuner.request import Request
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     Progress = Callable[..., None]
 
 DEFAULT_TRIALS = 200
+DEFAULT_FAILURES = "llama3-herd"
 STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
 
 
@@ -44,6 +46,7 @@ class Aim:
     max_p_oom: float
     distinct: bool
     deadline_s: float | None
+    failures: FailureData | None
 
 
 def read_aim(request: Request) -> Aim:
@@ -85,9 +88,15 @@ def read_aim(request: Request) -> Aim:
     for name in ("trials", "seed"):
         if getattr(request, name) is not None and strategy == "exhaustive" and not measuring:
             problems.add(name, getattr(request, name), f"means nothing to strategy {strategy}", "it looks at every plan")
+    objective = cast("Objective", choice("objective", OBJECTIVES))
+    if objective == "goodput" and (measuring or strategy != "exhaustive"):
+        problems.add("objective", objective, "ranks predictions of every plan", "leave out --profile, --budget and --strategy")
+    if objective != "goodput" and request.failure_data is not None:
+        problems.add("failure_data", request.failure_data, f"means nothing to objective {objective}", "--objective goodput counts failures")
     aim = Aim(
         spec=cast("SpaceSpec", spec),
-        objective=cast("Objective", choice("objective", OBJECTIVES)),
+        objective=objective,
+        failures=problems.trying(lambda: read_failures(request.failure_data)) if objective == "goodput" else None,
         strategy=strategy,
         top=number("top", 10, 1, 1000),
         trials=number("trials", 0, 1, 100_000) or None,
@@ -107,6 +116,24 @@ def read_aim(request: Request) -> Aim:
         problems.add("deadline", request.deadline, "needs the run's tokens", "like --tokens 15T")
     problems.raise_any()
     return aim
+
+
+def read_failures(given: Any) -> FailureData:
+    """Return the failure data of a preset's name or a file."""
+    from tuner import presets
+    from tuner.failure import FailureData
+
+    return given if isinstance(given, FailureData) else presets.failure(str(given or DEFAULT_FAILURES))
+
+
+def _with_fallback(aim: Aim, job: Job) -> SpaceSpec:
+    """Return the space as asked for; for goodput with degrees to fall back to, where nobody named any."""
+    from tuner.search.axes import fallback_degrees
+
+    if aim.failures is None or "fallback_tp" in aim.spec.axes or "fallback_tp" in aim.spec.fix:
+        return aim.spec
+    spec: SpaceSpec = aim.spec.model_copy(update={"axes": {**aim.spec.axes, "fallback_tp": list(fallback_degrees(job))}})
+    return spec
 
 
 def read_space_spec(request: Request) -> SpaceSpec:
@@ -163,7 +190,7 @@ def _search_one(
 
     _current(request, job)  # a plan that no mesh has is refused before the sweep
     try:
-        space = build_space(job, aim.spec, "space")
+        space = build_space(job, _with_fallback(aim, job), "space")
     except SpecError as error:
         raise SpecError([_attributed(problem, request, aim.spec) for problem in error.problems]) from None
     found = _sweep(aim, job, space, calibration, progress)
@@ -217,6 +244,7 @@ def _current(request: Request, job: Job) -> tuple[Plan, tuple[str, ...]] | None:
 
 def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibration, **more: Any) -> SearchAnswer:
     from tuner.found import answer_search
+    from tuner.search.exhaustive import judge
 
     return answer_search(
         found,
@@ -226,13 +254,15 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
         max_memory=aim.max_memory,
         distinct=aim.distinct,
         current=_current(request, found.space.job),
+        judge=None if aim.failures is None else judge(found.space, aim.failures),
+        failures=aim.failures,
         strategy=aim.strategy,
         **more,
     )
 
 
 def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress: Progress | None) -> SweepResult:
-    from tuner.search.exhaustive import sweep
+    from tuner.search.exhaustive import judge, sweep
 
     options: dict[str, Any] = {
         "objective": aim.objective,
@@ -243,6 +273,8 @@ def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress:
         "progress": None if progress is None else lambda done, of: progress("plans", done, of),
     }
     if aim.strategy == "exhaustive":
+        if aim.failures is not None:
+            options["estimator"] = judge(space, aim.failures)
         return sweep(job, space, calibration, **options)
     from tuner.search.study import LARGEST_GRID, study
 
@@ -286,5 +318,7 @@ def _search_counts(
     shown = chosen or fastest or results[-1]
     found = shown.sweep
     if aim.objective != "throughput":  # the run of a count is that of its fastest plan; the ranking follows the objective
-        found = _sweep(aim, shown.job, found.space, calibration, progress)
+        from tuner.search.space import build_space
+
+        found = _sweep(aim, shown.job, build_space(shown.job, _with_fallback(aim, shown.job), "space"), calibration, progress)
     return _answer(request, aim, found, calibration, **more)

@@ -112,6 +112,10 @@ BROKEN: dict[str, tuple[Job, Plan, str]] = {
     "zero-alone": (gpt3(), Plan(tp=32, pp=32, zero=1), r"zero = 1 shards nothing at dp\*cp = 1; nearest zero: 0"),
     "dp-overlap-alone": (gpt3(), Plan(tp=32, pp=32, dp_overlap=1), r"dp_overlap does nothing at dp\*cp = 1"),
     "shard-group-whole": (gpt3(), Plan(tp=8, pp=8, zero=1, shard_group=16), r"shard_group = 16 of dp\*cp = 16 ranks: all is spelled 0"),
+    "fallback-tp": (gpt3(), Plan(tp=8, pp=8, fallback_tp=9), "fallback_tp = 9 must not exceed tp = 8"),
+    "fallback-tp-zero": (llama("torchtitan"), Plan(tp=8, zero=3, fallback_tp=7), "zero = 3 shards weights or gradients over replicas, which fallback_tp = 7"),
+    "fallback-tp-experts": (moe(), Plan(tp=8, etp=8, fallback_tp=6), "has experts, whose expert-parallel groups fall back instead"),
+    "fallback-tp-experimental": (gpt3(), Plan(tp=8, pp=8, fallback_tp=7), "no released framework runs nonuniform tensor parallelism"),
     "layers-without-full": (gpt3(), Plan(tp=8, recompute_layers=4), "recompute_layers = 4 means nothing without full recompute"),
 }  # fmt: skip
 

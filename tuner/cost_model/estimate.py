@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tuner.arrays import Floats, Ints, term, total
-from tuner.cost_model.data_parallel import embedding_reduce_seconds, exposed, optimizer_seconds, traffic
+from tuner.cost_model.data_parallel import Traffic, embedding_reduce_seconds, exposed, optimizer_seconds, traffic
 from tuner.cost_model.flops import model_flops
 from tuner.cost_model.memory import NORMAL_90, Memory, out_of_memory_probability, stage_memory
 from tuner.cost_model.pipeline import StageTime, all_stages_seconds, bubble_seconds, pieces, stage_time, stages_to_watch
@@ -40,13 +40,24 @@ class StepTime:
     measured_runs: Floats = term("s", "what measured runs near this one add or take", "residual.py; Rasmussen 2006, equation 2.25")
 
 
+class Slowest(NamedTuple):
+    """The slowest stage: its index, seconds of a micro batch, the most parameters that a rank of any stage holds, and the seconds of
+    its data-parallel collectives before overlap.
+    """
+
+    stage: Ints
+    time: StageTime
+    held: Weights
+    traffic: Traffic
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a plan costs: columns that broadcast to the plan's shape.
 
     step_s: seconds a step, which spread() divides and multiplies to its 90 % interval low_s to high_s; memory_bytes: device bytes
     of a rank of the fullest stage (worst_stage), which memory_spread divides and multiplies to its 90 % interval; p_oom: probability
-    that it runs out; slowest_stage: index of the stage that sets the pace; step: the parts of step_s; calibration: its hash.
+    that it runs out; slowest: the stage that sets the pace; step: the parts of step_s; calibration: its hash.
     """
 
     step_s: Floats
@@ -54,10 +65,15 @@ class Estimate:
     memory_bytes: Floats
     p_oom: Floats
     worst_stage: Ints
-    slowest_stage: Ints
+    slowest: Slowest
     step: StepTime
     calibration: str
     memory_spread: float = 1.0
+
+    @property
+    def slowest_stage(self) -> Ints:
+        """Index of the stage that sets the pace."""
+        return self.slowest.stage
 
     @property
     def low_s(self) -> Floats:
@@ -88,7 +104,7 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
     """
     microbatches = plan.microbatches(job.gpus, job.global_batch)
     watched = stages_to_watch(job, plan)
-    step, slowest_stage = step_time(job, plan, calibration, microbatches, watched)
+    step, slowest = step_time(job, plan, calibration, microbatches, watched)
     memory = stage_memory(job, plan, calibration, microbatches, watched)
     memory_bytes, worst_stage = _most(memory.device, watched)
     host, _ = _most(memory.host, watched)
@@ -98,21 +114,22 @@ def estimate(job: Job, plan: Plan, calibration: Calibration) -> Estimate:
         memory_bytes=memory_bytes,
         p_oom=np.where(host > calibration["host_bytes_per_gpu"], 1.0, out_of_memory_probability(job, memory_bytes, calibration)),
         worst_stage=worst_stage,
-        slowest_stage=slowest_stage,
+        slowest=slowest,
         step=step,
         calibration=calibration.hash,
         memory_spread=math.exp(NORMAL_90 * calibration["oom_margin_spread"]),
     )
 
 
-def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, watched: Ints) -> tuple[StepTime, Ints]:
-    """Return the parts of a step and the index of its slowest stage."""
+def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints, watched: Ints) -> tuple[StepTime, Slowest]:
+    """Return the parts of a step and its slowest stage."""
     parts = pieces(job, plan, calibration)
     slowest, slowest_stage = _slowest(watched, stage_time(job, plan, parts, calibration, watched))
     held = Weights(*(_most(column, watched)[0] for column in stage_weights(job, plan, watched)))
     steady = microbatches * slowest.busy
     bubble = bubble_seconds(plan, all_stages_seconds(job, plan, parts, calibration), slowest)
-    dp_comm = exposed(plan, traffic(job, plan, held, microbatches, calibration), slowest, microbatches, calibration)
+    comm = traffic(job, plan, held, microbatches, calibration)
+    dp_comm = exposed(plan, comm, slowest, microbatches, calibration)
     optimizer = optimizer_seconds(job, plan, held, calibration)
     reduce = embedding_reduce_seconds(job, plan, calibration)
     fixed = calibration["step_fixed_s"]
@@ -127,9 +144,10 @@ def step_time(job: Job, plan: Plan, calibration: Calibration, microbatches: Ints
         jitter=((steady + bubble) + ((dp_comm + reduce) + (optimizer + fixed))) * jitter,
         measured_runs=0.0,
     )
+    of = Slowest(slowest_stage, slowest, held, comm)
     if calibration.residual is None:
-        return step, slowest_stage
-    return dataclasses.replace(step, measured_runs=total(step) * (correction(job, plan, calibration.residual) - 1.0)), slowest_stage
+        return step, of
+    return dataclasses.replace(step, measured_runs=total(step) * (correction(job, plan, calibration.residual) - 1.0)), of
 
 
 def spread(job: Job, plan: Plan, calibration: Calibration) -> Floats:

@@ -20,9 +20,9 @@ from tuner.plan import FULL, RECOMPUTE_MODULES, Plan
 class Shard:
     """Sizes on one rank, for one micro batch.
 
-    query: query tokens a sequence (seq_len / cp); tokens: micro_batch x query; spread: tokens / spread are held where
+    query: query tokens a sequence (seq_len / cp, a multiple of spread); tokens: micro_batch x query; spread: tokens / spread are held where
     sequence parallelism shards (spread = tp with it, 1 without); heads, kv_heads, ffn, expert_ffn, shared_ffn, vocab: local
-    widths; experts: local experts; rows: (token, expert) pairs a rank computes, balanced routing.
+    widths; experts: local experts of the fullest rank; rows: (token, expert) pairs that it computes, balanced routing.
     """
 
     query: Ints
@@ -41,11 +41,14 @@ class Shard:
 def shard(job: Job, plan: Plan) -> Shard:
     """Return what a rank of this plan holds. Experts: tokens / spread x top_k pairs leave a rank, etp x as many arrive."""
     model, moe = job.model, job.model.moe
-    query = ceil_div(job.seq_len, plan.cp)
-    tokens = plan.micro_batch * query
     sharded = plan.sequence_parallel > 0
     spread = np.where(sharded, plan.tp, 1)
+    query = ceil_div(ceil_div(job.seq_len, plan.cp), spread) * spread  # padded where sequence parallelism deals it unevenly
+    tokens = plan.micro_batch * query
     pad = job.framework.padded_vocab.value
+    experts = ceil_div(moe.experts if moe else 0, plan.ep)
+    # ranks of an expert-tensor group hold different tokens, unless they repeat those of one tensor-parallel group
+    pairs = ceil_div(tokens * (moe.top_k if moe else 0), spread) * np.where(sharded, plan.etp, ceil_div(plan.etp, plan.tp))
     return Shard(
         query=query,
         tokens=tokens,
@@ -55,10 +58,9 @@ def shard(job: Job, plan: Plan) -> Shard:
         ffn=ceil_div(model.ffn_hidden, plan.tp),
         shared_ffn=ceil_div(moe.shared_expert_ffn_hidden if moe else 0, plan.tp),
         vocab=ceil_div(model.vocab, pad * plan.tp) * pad,
-        experts=ceil_div(moe.experts if moe else 0, plan.ep),
+        experts=experts,
         expert_ffn=ceil_div(moe.expert_ffn_hidden if moe else 0, plan.etp),
-        # ranks of an expert-tensor group hold different tokens, unless they repeat those of one tensor-parallel group
-        rows=ceil_div(tokens * (moe.top_k if moe else 0), spread) * np.where(sharded, plan.etp, ceil_div(plan.etp, plan.tp)),
+        rows=ceil_div(pairs * (experts * plan.ep), moe.experts) if moe else 0,
     )
 
 
@@ -71,9 +73,9 @@ def groups(job: Job, plan: Plan) -> dict[str, Group]:
     replicas = np.maximum(plan.dp(job.gpus), 1)
     return {
         "tp": Group(plan.tp, 1),
-        "cp": Group(plan.cp, plan.tp),
-        "dp": Group(replicas * plan.cp, plan.tp),
-        "pp": Group(plan.pp, plan.tp * plan.cp * replicas),
+        "cp": Group(plan.cp, plan.block),
+        "dp": Group(replicas * plan.cp, plan.block),
+        "pp": Group(plan.pp, plan.block * plan.cp * replicas),
         "ep": Group(plan.ep, plan.etp),
         "etp": Group(plan.etp, 1),
         "edp": Group(np.maximum(plan.edp(job.gpus), 1), plan.etp * plan.ep),

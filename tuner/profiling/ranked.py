@@ -37,6 +37,7 @@ def ranked_after(
     from tuner.answers import run_of
     from tuner.cost_model.estimate import mfu, tokens_per_s_per_gpu
     from tuner.found import RankedPlan
+    from tuner.search.lost_gpu import lost_gpus
     from tuner.search.ranking import rank
 
     risk = {"measured": 1.0, "proxy": 0.5}  # a proxy's memory says nothing of the plan's: the model's doubt stays
@@ -44,6 +45,7 @@ def ranked_after(
     tied = [one.low_s <= shown[0].high_s for one in shown]
     shown = [one.widened(together) for one in shown]
     rows = rank(job, [plans[one.index] for one in shown], calibration).rows
+    lost = lost_gpus(job, [row.plan for row in rows], calibration)
     found = []
     for place, (one, row) in enumerate(zip(shown, rows, strict=True)):
         result = one.result
@@ -68,6 +70,7 @@ def ranked_after(
                 low_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.high_s)),
                 high_tokens_per_s_per_gpu=float(tokens_per_s_per_gpu(job, one.low_s)),
                 microbatches=int(row.plan.microbatches(job.gpus, job.global_batch)),
+                lost=lost[place],
             )
         )
     return found

@@ -30,6 +30,7 @@ def estimate_text(record: dict[str, Any], page: Page) -> str:
     lines = [*header(record["job"], record["calibration"], page), ""]
     lines += headline(record, page)
     lines += memory_lines(record, page)
+    lines += fallback_lines(record, page)
     lines += run_lines(record, page)
     lines += broken_lines(record["broken"], page)
     lines += ["", *stage_table(record, page)]
@@ -61,6 +62,29 @@ def memory_lines(record: dict[str, Any], page: Page) -> list[str]:
     verdict = "fits" if record["searched"] else "may not fit, a search passes over it" if record["fits"] else "does not fit"
     lines = labelled("memory", f"{need}, P(OOM) {probability(record['p_oom'])}: {verdict}", page)
     return lines if record["fits"] else [page.bad(line) for line in lines] if page.color else lines
+
+
+def fallback_lines(record: dict[str, Any], page: Page) -> list[str]:
+    """Return what it costs that a replica goes on at the plan's lower degree, item by item."""
+    of = record["fallback"]
+    if of is None:
+        return []
+    uneven = max(of["imbalance"], key=lambda name: of["imbalance"][name])
+    fullest = f"its fullest rank has {of['imbalance'][uneven]:.2f}x the {uneven.replace('_', ' ')} of a healthy one"
+    even = f"{of['balanced']:.2f}x would be even" if of["imbalance"][uneven] > 1.01 * of["balanced"] else "as even as can be"
+    reduced = (
+        f"a replica that loses GPUs goes on at tp {of['to']} of {of['tp']}, {percent(1.0 / of['pace'] - 1.0)} % slower: {fullest} ({even})"
+    )
+    lines = labelled("fallback", reduced, page)
+    kept = f"it keeps step with {of['microbatches']} of {of['of']} micro batches, or with all at {of['power']:.2f}x its power"
+    need = f"{gigabytes(of['memory_bytes'])} of {gigabytes(record['job']['gpu_memory_bytes'])} GB, P(OOM) {probability(of['p_oom'])}"
+    lines += labelled("", f"{kept}; {need}", page)
+    moves = [
+        f"moving shards before gradients are reduced {seconds(of['resharding_before_s'])} ({seconds(of['before_s'])} not hidden)",
+        f"and back {seconds(of['resharding_after_s'])} ({seconds(of['after_s'])} not hidden)",
+        f"a reduction {of['balanced']:.2f}x as large {seconds(of['reduce_s'])} more",
+    ]
+    return lines + labelled("", f"each healthy replica loses {percent(of['overhead'], 2)} % meanwhile: {', '.join(moves)}", page)
 
 
 def run_lines(record: dict[str, Any], page: Page) -> list[str]:

@@ -20,6 +20,7 @@ KNOBS: tuple[tuple[str, str, Any, int], ...] = (
     ("cp", "cp", 1, 0),
     ("ep", "ep", 1, 0),
     ("etp", "etp", 1, 1),
+    ("fallback_tp", "fallback", None, 2),
     ("dp", "dp", None, 3),
     ("micro_batch", "mb", None, 0),
     ("sequence_parallel", "sp", False, 2),
@@ -98,8 +99,11 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
         Column("cost", [money(row["run"]) for row in rows], rank=6),
+        Column("1 GPU lost", [lost_short(row["one_gpu_lost"]) for row in rows], rank=4, left=True),
         Column("basis", [row["basis"] for row in rows], rank=0 if measured else 6, left=True),
     ]
+    if record["failures"]:
+        columns.insert(-2, Column("goodput %", [percent(row["goodput"], 2) for row in rows]))
     styles: dict[int, Callable[[str], str]] = {0: page.good} if record["ranking"] else {}
     if own:
         styles[len(rows) - 1] = page.warn
@@ -119,6 +123,8 @@ def knob_columns(plans: Sequence[dict[str, Any]]) -> list[Column]:
         values = [plan[knob] for plan in plans]
         if usual is not None and all(value == usual for value in values):
             continue
+        if knob == "fallback_tp" and all(plan[knob] == plan["tp"] for plan in plans):
+            continue
         if rank == 12 and len(set(values)) == 1:
             continue
         differs = len(set(values)) > 1 and knob != "dp"  # dp follows from the others
@@ -135,6 +141,33 @@ def place(stage: int, pp: int) -> str:
 def speeds(row: dict[str, Any]) -> str:
     """Return the 90 % range of tokens/s/GPU: a slow step is the low end."""
     return f"{row['low_tokens_per_s_per_gpu']:,.0f}-{row['high_tokens_per_s_per_gpu']:,.0f}"
+
+
+def goodput_words(record: dict[str, Any]) -> str:
+    """Return which failures the ranking counts, and what the best plan keeps."""
+    of, best = record["failures"], record["ranking"][0]
+    rates = f"{of['name']}: a GPU fails every {of['mtbf_s'] / 3600:,.0f} h and is away for {of['repair_s'] / 3600:,.0f} h"
+    kept = f"{percent(best['goodput'], 2)} % of the samples a second are left on average, restarts not counted"
+    return f"{rates}, so {100 * of['failed_fraction']:.2g} % are down; {kept}"
+
+
+def lost_short(lost: dict[str, Any]) -> str:
+    """Return what one lost GPU does: "tp 8->7 -2.4 %", "drop -12.5 %"."""
+    where = "drop" if lost["way"] == "drop" else f"{lost['way']} {lost['degree']}->{lost['to']}"
+    return f"{where} {percent(lost['change'])} %"
+
+
+def lost_words(lost: dict[str, Any]) -> str:
+    """Return what one lost GPU costs the best plan, and what would avoid it."""
+    if lost["way"] == "drop":
+        less = f"one GPU costs {percent(-lost['change'])} %: its replica is dropped, dp {lost['degree']} -> {lost['to']}"
+        less = less if lost["to"] else "one GPU stops the job: no other replica is left"
+        return less + (f" ({lost['why']})" if lost["why"] else "")
+    names = {"tp": "tensor-parallel", "ep": "expert-parallel"}
+    text = f"one GPU costs {percent(-lost['change'])} % where its {names[lost['way']]} group goes on at {lost['to']} of {lost['degree']}"
+    boosted = lost["way"] == "tp" and lost["power"] is not None and lost["power"] > 1.0
+    text += f" ({percent(lost['overhead'])} % if it could have {lost['power']:.2f}x its power)" if boosted else ""
+    return text + "; `tuner failures` compares policies"
 
 
 def money(run: dict[str, Any] | None) -> str:
@@ -159,6 +192,9 @@ def verdict(record: dict[str, Any], page: Page) -> list[str]:
             f"{show_count(run['tokens'])} tokens in {run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost} (no restarts counted)"
         )
         lines += labelled("run", text, page)
+    if record["failures"]:
+        lines += labelled("failing", goodput_words(record), page)
+    lines += labelled("losing", lost_words(best["one_gpu_lost"]), page)
     lines += own_words(record, page) if record["current"] else []
     held = held_words(record)
     lines += labelled("held", f"{held}: as {job['framework']} does, not varied; --space varies them", page) if held else []
@@ -175,6 +211,7 @@ def kept_words(plan: dict[str, Any]) -> str:
     words += [f"layout {plan['pipeline_layout']}"] if plan["pp"] > 1 and plan["pipeline_layout"] != "even" else []
     words += [f"schedule {plan['schedule']}"] if plan["pp"] > 1 and plan["schedule"] != "1f1b" else []
     words += [f"cp by {plan['cp_kind']}"] if plan["cp"] > 1 else []
+    words += [f"fallback to tp {plan['fallback_tp']}"] if plan["fallback_tp"] != plan["tp"] else []
     words += [f"offload {plan['offload']}"] if plan["offload"] != "none" else []
     return ", ".join(words)
 
@@ -184,7 +221,7 @@ def held_words(record: dict[str, Any]) -> str:
     space, plan = record["space"], record["ranking"][0]["plan"]
     varied = {*space["fix"], *space["axes"]}
     dense = record["job"]["parameters"] == record["job"]["active_parameters"]
-    idle = {"dp", *(("ep", "etp", "ep_overlap") if dense else ())}
+    idle = {"dp", "fallback_tp", *(("ep", "etp", "ep_overlap") if dense else ())}
     return ", ".join(f"{title} {word(plan[knob])}" for knob, title, *_ in KNOBS if knob in plan and knob not in varied | idle)
 
 

@@ -17,7 +17,7 @@ def ranking_csv(record: dict[str, Any]) -> str:
     knobs = list(rows[0][1]["plan"]) if rows else []
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["rank", *knobs, *FIGURES])
+    writer.writerow(["rank", *knobs, *FIGURES, "one_gpu_lost"])
     for rank, row in rows:
-        writer.writerow([rank, *(row["plan"][knob] for knob in knobs), *(row[name] for name in FIGURES)])
+        writer.writerow([rank, *(row["plan"][knob] for knob in knobs), *(row[name] for name in FIGURES), row["one_gpu_lost"]["change"]])
     return out.getvalue()

@@ -102,6 +102,12 @@ def tensor_degrees(job: Job) -> tuple[int, ...]:
     return tuple(int(n) for n in values[good]) or (1,)
 
 
+def fallback_degrees(job: Job) -> tuple[int, ...]:
+    """0, and up to two GPUs fewer than each tensor-parallel degree; 0 alone for a mixture of experts, whose groups do not fall back so."""
+    lower = {tp - lost for tp in tensor_degrees(job) for lost in (1, 2) if tp > lost and not job.model.moe}
+    return (0, *sorted(lower))
+
+
 def context_degrees(job: Job) -> tuple[int, ...]:
     """Divisors of the GPUs that leave each rank at least 1,024 tokens of a sequence, in two equal chunks."""
     largest = max(job.seq_len // TOKENS_OF_A_CONTEXT_RANK, 1)

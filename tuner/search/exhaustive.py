@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from tuner.cost_model.estimate import estimate
+from tuner.cost_model.goodput import down_of, goodput
 from tuner.search.blocks import MAX_ROWS, Block, blocks
 from tuner.search.groups import Near, first_of_each, grouping
 
@@ -19,14 +21,15 @@ if TYPE_CHECKING:
     from tuner.arrays import Floats, Ints
     from tuner.cost_model.calibration import Calibration
     from tuner.cost_model.estimate import Estimate
+    from tuner.failure import FailureData
     from tuner.job import Job
     from tuner.plan import Plan
     from tuner.search.space import Space
 
     Estimator = Callable[[Job, Plan, Calibration], Estimate]
 
-Objective = Literal["throughput", "cost", "memory"]
-OBJECTIVES: tuple[Objective, ...] = ("throughput", "cost", "memory")
+Objective = Literal["throughput", "cost", "memory", "goodput"]
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "cost", "memory", "goodput")
 MAX_P_OOM = 0.05
 
 
@@ -227,6 +230,13 @@ def sweep(
         leanest=next(iter(kept.leanest.found()), None),
         like=kept.like()[:top_k],
     )
+
+
+def judge(space: Space, failures: FailureData) -> Estimator:
+    """Return what a sweep for goodput estimates plans with: step_s is that of an average over failures (cost_model/goodput.py)."""
+    columns = {name: column for axis in space.axes for name, column in axis.fields.items() if name in ("tp", "fallback_tp")}
+    allowed = {tp - to for tp in columns.get("tp", (1,)) for to in columns.get("fallback_tp", (0,)) if 0 < to < tp}
+    return partial(goodput, down=down_of(failures), allowances=sorted(allowed))
 
 
 def _columns(of: Estimate, block: Block, rows: Ints, space: Space) -> Rows:

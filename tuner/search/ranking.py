@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
-    from tuner.search.exhaustive import Objective
+    from tuner.search.exhaustive import Estimator, Objective
 
 SAME = 0.005  # step times this near each other (as logarithms) are one, where no runs say how noisy they are
 Basis = Literal["analytic", "calibrated", "measured", "proxy"]
@@ -29,8 +29,9 @@ Basis = Literal["analytic", "calibrated", "measured", "proxy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A ranked plan (units as in Estimate). tied: it cannot be told apart from the best plan, see `_alike`;
-    problems: what a framework's rules say against it (only a person's own plan has any).
+    """A ranked plan (units as in Estimate). tied: it cannot be told apart from the best plan, see `_alike`; goodput: share of its samples
+    a second that is left on average over failures (None where nobody asked); problems: what a framework's rules say against it (only a
+    person's own plan has any).
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Row:
     p_oom: float
     basis: Basis
     tied: bool
+    goodput: float | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -116,23 +118,33 @@ class Ranking:
 
 
 def rank(
-    job: Job, plans: Sequence[Plan], calibration: Calibration, *, objective: Objective = "throughput", current: Plan | None = None
+    job: Job,
+    plans: Sequence[Plan],
+    calibration: Calibration,
+    *,
+    objective: Objective = "throughput",
+    current: Plan | None = None,
+    judge: Estimator | None = None,
 ) -> Ranking:
     """Return the plans in their order, estimated as one table, with `current` placed among them.
 
-    The rank of the present plan is 1 + the number of rows better than it by the objective.
+    The rank of the present plan is 1 + the number of rows better than it by the objective; judge: what gave the order by goodput.
     """
     estimates = _each(job, plans, calibration)
+    judged = [_each(job, plans, calibration, judge), _each(job, [current] if current else [], calibration, judge)]
     if not estimates:
-        return Ranking(rows=(), objective=objective, current=_current(job, current, calibration, objective, []))
+        return Ranking(rows=(), objective=objective, current=_current(job, current, calibration, objective, [], judged))
     alike = _alike(job, plans, calibration, estimates)
-    rows = tuple(_row(job, plan, e, i + 1, tied) for i, (plan, e, tied) in enumerate(zip(plans, estimates, alike, strict=True)))
+    shares = _shares(estimates, judged[0], objective)
+    rows = tuple(
+        _row(job, plan, e, i + 1, tied, share) for i, (plan, e, tied, share) in enumerate(zip(plans, estimates, alike, shares, strict=True))
+    )
     noise = SAME if calibration.residual is None else noise_of(job, calibration.residual)
     return Ranking(
         rows=rows,
         objective=objective,
-        current=_current(job, current, calibration, objective, estimates, plans[0]),
-        plainer=plainer(rows, noise) if objective != "memory" else None,
+        current=_current(job, current, calibration, objective, estimates, judged, plans[0]),
+        plainer=plainer(rows, noise) if objective in ("throughput", "cost") else None,
     )
 
 
@@ -147,13 +159,18 @@ class _Cost(NamedTuple):
     p_oom: float
 
 
-def _each(job: Job, plans: Sequence[Plan], calibration: Calibration) -> list[_Cost]:
+def _shares(costs: Sequence[_Cost], judged: Sequence[_Cost], objective: Objective) -> list[float | None]:
+    """Return the share of each plan's samples a second that is left over failures, where that is what was judged."""
+    return [of.step_s / by.step_s if objective == "goodput" else None for of, by in zip(costs, judged, strict=True)]
+
+
+def _each(job: Job, plans: Sequence[Plan], calibration: Calibration, judge: Estimator | None = None) -> list[_Cost]:
     """Return the cost of each plan; a table of plans is one call, and equals single calls to the last bit."""
     if not plans:
         return []
     names = [field.name for field in dataclasses.fields(plans[0])]
     table = Plan(**{name: np.array([getattr(plan, name) for plan in plans], dtype=np.int64) for name in names})
-    of = estimate(job, table, calibration)
+    of = (judge or estimate)(job, table, calibration)
     columns = [np.broadcast_to(getattr(of, name), (len(plans),)).tolist() for name in _Cost._fields]
     return [_Cost(*row) for row in zip(*columns, strict=True)]
 
@@ -174,15 +191,21 @@ def _alike(job: Job, plans: Sequence[Plan], calibration: Calibration, costs: Seq
 
 
 def _current(
-    job: Job, plan: Plan | None, calibration: Calibration, objective: Objective, others: list[_Cost], best: Plan | None = None
+    job: Job,
+    plan: Plan | None,
+    calibration: Calibration,
+    objective: Objective,
+    others: list[_Cost],
+    judged: Sequence[list[_Cost]],
+    best: Plan | None = None,
 ) -> Row | None:
     if plan is None:
         return None
     own = _each(job, [plan], calibration)[0]
-    better = sum(_key(e, objective) < _key(own, objective) for e in others)
+    better = sum(_key(e, objective) < _key(judged[1][0], objective) for e in judged[0])
     tied = not others or _alike(job, [best or plan, plan], calibration, [others[0], own])[1]
     problems = tuple(f"{rule.severity}: {text}" for rule, text in broken(job, plan))
-    return _row(job, plan, own, better + 1, tied, problems)
+    return _row(job, plan, own, better + 1, tied, _shares([own], judged[1], objective)[0], problems)
 
 
 def _key(of: _Cost, objective: Objective) -> tuple[float, float]:
@@ -190,7 +213,7 @@ def _key(of: _Cost, objective: Objective) -> tuple[float, float]:
     return (memory, step) if objective == "memory" else (step, memory)
 
 
-def _row(job: Job, plan: Plan, of: _Cost, place: int, tied: bool, problems: tuple[str, ...] = ()) -> Row:
+def _row(job: Job, plan: Plan, of: _Cost, place: int, tied: bool, goodput: float | None, problems: tuple[str, ...] = ()) -> Row:
     return Row(
         rank=place,
         plan=plan,
@@ -204,5 +227,6 @@ def _row(job: Job, plan: Plan, of: _Cost, place: int, tied: bool, problems: tupl
         p_oom=float(of.p_oom),
         basis="analytic",
         tied=tied,
+        goodput=goodput,
         problems=problems,
     )

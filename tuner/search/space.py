@@ -30,6 +30,7 @@ RUNTIME = ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")  # the frame
 TIED = (
     ("pp", "vpp", "pipeline_layout", "schedule"),
     ("tp", "sequence_parallel", "tp_overlap"),
+    ("fallback_tp",),
     ("cp", "cp_kind"),
     ("ep", "etp", "ep_overlap"),
     ("zero", "shard_group", "dp_overlap"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from tuner.cost_model.rules.fallback import FALLBACK
 from tuner.cost_model.rules.knobs import OVERLAP, RECOMPUTE, SHARDING
 from tuner.cost_model.rules.mesh import MESH, ONE_SPELLING, RANGES
 from tuner.cost_model.rules.rule import ALWAYS, FAMILIES, Rule, Severity, sane
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "NOT_ABOUT_A_PLAN", "RULES", "Rule", "Severity", "broken", "distinct", "enforced", "legal", "masks"]
 
-RULES: tuple[Rule, ...] = (*RANGES, *MESH, *SHARDS, *STAGES, *RECOMPUTE, *SHARDING, *OVERLAP, *ONE_SPELLING)
+RULES: tuple[Rule, ...] = (*RANGES, *MESH, *SHARDS, *STAGES, *RECOMPUTE, *SHARDING, *OVERLAP, *FALLBACK, *ONE_SPELLING)
 
 # Rules of Megatron-LM and torchtitan that no plan can break, and why.
 NOT_ABOUT_A_PLAN: tuple[tuple[str, str], ...] = (
@@ -115,7 +116,7 @@ def _nearest(job: Job, row: Plan, rule: Rule, knob: str, wrong: list[Rule]) -> s
 
 _DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")  # near means by ratio
 _FLAGS = ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
-_LOWEST = dict.fromkeys((*_FLAGS, "zero", "shard_group", "embedding_layers", "loss_layers"), 0)
+_LOWEST = dict.fromkeys((*_FLAGS, "zero", "shard_group", "embedding_layers", "loss_layers", "fallback_tp"), 0)
 
 
 def _highest(job: Job, knob: str) -> int:

@@ -25,6 +25,8 @@ _LARGEST = {
     "offload": len(OFFLOADS) - 1,
     "cp_kind": len(CP_KINDS) - 1,
     "shard_group": 10_000_000,
+    "fallback_tp": 10_000_000,
+    "idle_tp": 10_000_000,
     "embedding_layers": 10_000,
     "loss_layers": 10_000,
 }
@@ -47,7 +49,7 @@ RANGES = (
 
 
 def _mesh(job: Job, plan: Plan) -> Bools:
-    ranks = plan.tp * plan.pp * plan.cp
+    ranks = plan.block * plan.pp * plan.cp
     return divides(ranks, job.gpus) & (ranks <= job.gpus)
 
 
@@ -97,7 +99,7 @@ MESH = (
         source="Megatron-LM parallel_state.py:823, arguments.py:432; torchtitan parallel_dims.py (product of degrees == world)",
         knobs=("tp", "pp", "cp"),
         holds=_mesh,
-        says=lambda job, row: f"tp*pp*cp = {row.tp}*{row.pp}*{row.cp} must divide gpus = {job.gpus}",
+        says=lambda job, row: f"tp*pp*cp = {row.block}*{row.pp}*{row.cp} must divide gpus = {job.gpus}",
     ),
     Rule(
         id="expert-mesh",

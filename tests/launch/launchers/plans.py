@@ -1,0 +1,46 @@
+"""Jobs and random legal plans of them, for every launcher's tests."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from tuner import presets
+from tuner.job import Job
+from tuner.plan import Plan
+from tuner.search.space import SpaceSpec, build_space
+
+SIZES = {"llama3-8b": ("h100x16", 8192, 64), "llama3-70b": ("h100x128", 8192, 256), "mixtral-8x7b": ("h100x64", 4096, 256)}
+
+
+@cache
+def job_of(framework: str, model: str = "llama3-70b") -> Job:
+    """Return a job of this model under this framework."""
+    cluster, seq_len, batch = SIZES[model]
+    return Job(
+        model=presets.model(model),
+        cluster=presets.cluster(cluster),
+        framework=presets.framework(framework),
+        seq_len=seq_len,
+        global_batch=batch,
+    )
+
+
+@cache
+def legal_plans(framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0) -> tuple[Plan, ...]:
+    """Return random legal plans of the job's whole space, runtime knobs included."""
+    job = job_of(framework, model)
+    axes = {knob: [0, 1] for knob in ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")}
+    space = build_space(job, SpaceSpec(axes=axes), most_plans=10**9)
+    random = np.random.default_rng(seed)
+    found: list[Plan] = []
+    for _ in range(400):
+        indices = random.integers(0, space.size, 2000)
+        table = space.plans_at(indices.tolist())
+        good = np.flatnonzero(np.broadcast_to(space.allows(table), len(indices)))
+        found += [space.plan_at(int(indices[i])) for i in good[: count - len(found)]]
+        if len(found) >= count:
+            break
+    assert len(found) >= count // 2, f"{len(found)} legal plans of {framework} in 800,000"
+    return tuple(found)
