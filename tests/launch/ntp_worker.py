@@ -53,7 +53,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Replicas, their samples, and how they run. broken: what is left out on purpose; lost: (rank, step, point) of ranks that are killed."""
+    """Replicas, their samples, and how they run. broken: what is left out on purpose; lost: (rank, step, point) of killed ranks."""
 
     degrees: tuple[int, ...]
     samples: tuple[int, ...]
@@ -121,8 +121,8 @@ def reference(case: Case) -> Trained:
     job, alone = trial.job, Group(ranks=(0,), index=0, handle=None)
     groups = Groups(device=torch.device("cpu"), cast=Cast.of((1,)), rank=0, replica=0, slot=0, world=alone, tp=alone, before=alone,
                     after=alone, peers=alone)  # fmt: skip
-    setting = Setting(job=job, plan=Plan(), mesh=groups.mesh(), tp=TensorParallel(group=alone, sequence=False), recompute=Recompute.of(Plan()),
-                      routing=Routing(), dtype=torch.float64)  # fmt: skip
+    tp = TensorParallel(group=alone, sequence=False)
+    setting = Setting(job=job, plan=Plan(), mesh=groups.mesh(), tp=tp, recompute=Recompute.of(Plan()), routing=Routing(), dtype=torch.float64)  # fmt: skip
     stage, named = Stage(range(job.model.layers), setting, first=True, last=True), {}
     for owner, name, part in list(parts_of(stage)):
         named[part.key] = torch.nn.Parameter(part.draw(groups.device).double())

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tuner.launch.nonuniform.layout import (
-    Cast, Lost, Volume, balanced, comp_layout, ideal_bytes, moves, padded, shared, sources, volume,
+    Cast,
+    Lost,
+    Volume,
+    balanced,
+    comp_layout,
+    ideal_bytes,
+    moves,
+    padded,
+    shared,
+    sources,
+    volume,
 )  # fmt: skip
 from tuner.launch.nonuniform.layout import sync_layout as sync
 

@@ -32,7 +32,7 @@ from tuner.launch.nonuniform.trial import NonuniformTrial, Phase, read_nonunifor
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Store
 
     from tuner.launch.nonuniform.failover import Kept
     from tuner.launch.nonuniform.groups import Groups
@@ -64,10 +64,10 @@ def _about_this_machine(trial: NonuniformTrial) -> list[str]:
 
 def run_rank(trial: NonuniformTrial) -> int:
     """Run this process's rank of a trial; return the exit code."""
-    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     device = workload.device_of_rank()
-    store, rank, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=trial.timeout_s)))
+    store, rank, _ = next(rendezvous("env://", timeout=timedelta(seconds=trial.timeout_s)))
     if rank == 0:
         workload.say("tuner-versions " + json.dumps(workload.versions(device)))
     for number, phase in enumerate(trial.phases):
@@ -79,7 +79,7 @@ def run_rank(trial: NonuniformTrial) -> int:
     return 0
 
 
-def _wait_for_phase(store: dist.Store, key: str, rank: int, more: bool) -> None:
+def _wait_for_phase(store: Store, key: str, rank: int, more: bool) -> None:
     """Wait for the end of a phase, that those who take no part in it do not crowd the next one's start."""
     if more:
         if rank == 0:
@@ -93,7 +93,7 @@ class Runner:
 
     trial: NonuniformTrial
     number: int
-    store: dist.Store
+    store: Store
     born: int
     device: torch.device
     generation: int = 0
@@ -273,11 +273,11 @@ def _slowest(spent: Spent, groups: Groups) -> list[float]:
     return [round(value, 6) for value in rows.amax(0).tolist()]
 
 
-def _watch(store: dist.Store, key: str, groups: Groups) -> None:
+def _watch(store: Store, key: str, groups: Groups) -> None:
     """End all waits of these groups once the driver says that some of their ranks are lost, and this process once the store is gone."""
     from tuner.launch.nonuniform.groups import interrupt
 
-    own = store.clone()
+    own = store.clone()  # type: ignore[attr-defined]
 
     def look() -> None:
         import torch.distributed as dist

@@ -122,7 +122,7 @@ class KeyValues(Parts):
             self.hold(name, part)
         if tp.uneven is not None and splits_groups(model, tp):
             wanted = torch.tensor(tp.uneven.units(model.heads)) // (model.heads // model.kv_heads)
-            self.uses, self.of_query = wanted.unique(return_inverse=True)
+            self.uses, self.of_query = wanted.unique(return_inverse=True)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _cut(key: str, shape: tuple[int, ...], deviation: float, setting: Setting) -> Part:
@@ -153,7 +153,7 @@ def splits_groups(model: Model, tp: TensorParallel) -> bool:
 
 
 def attention_units(model: Model, tp: TensorParallel) -> int:
-    """Return in how many pieces attention is shared out: groups of a key head and its query heads or, where these are split, query heads."""
+    """Return in how many pieces attention is shared out: key heads with their query heads or, where these are split, query heads."""
     return model.heads if splits_groups(model, tp) else model.kv_heads
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.context import ForkProcess
 
-    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Store
 
 TOGETHER_S = 0.2  # deaths within this time are one loss
 POLL_S = 0.01
@@ -41,7 +41,7 @@ def drive(ranks: int, work: Callable[[], int], *, goes_on: bool = False) -> int:
     goes_on: whether ranks that a signal kills are named to the others, in the key phase0.GENERATION/lost; else all end with the first.
     """
     _import_what_ranks_need()
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     processes: list[ForkProcess] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -50,7 +50,7 @@ def drive(ranks: int, work: Callable[[], int], *, goes_on: bool = False) -> int:
             for rank in range(ranks):
                 processes.append(multiprocessing.get_context("fork").Process(target=_rank, args=(rank, ranks, port, work), daemon=True))
                 processes[-1].start()
-            store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno()))
+            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listening.fileno()))
             return _watched(processes, store if goes_on else None)
         finally:
             for process in processes:
@@ -79,7 +79,7 @@ def _rank(rank: int, ranks: int, port: int, work: Callable[[], int]) -> None:
     os._exit(code)  # threads that still wait for the store would hold it up
 
 
-def _watched(processes: Sequence[ForkProcess], store: dist.Store | None) -> int:
+def _watched(processes: Sequence[ForkProcess], store: Store | None) -> int:
     """Wait for all ranks; return the exit code."""
     living, generation, well = dict(enumerate(processes)), 0, 0
     while living:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+    from torch.distributed.distributed_c10d import Store
 
     from tuner.launch.engine.parts import Part
     from tuner.launch.nonuniform.groups import Groups
@@ -62,7 +63,7 @@ def agreed(standings: Sequence[Standing]) -> tuple[int, float]:
     return done, norm
 
 
-def settle(store: dist.Store, name: str, training: Training, rank: int, survivors: Sequence[int], timeout_s: float) -> None:
+def settle(store: Store, name: str, training: Training, rank: int, survivors: Sequence[int], timeout_s: float) -> None:
     """Bring all survivors (old ranks) to the same committed step; each calls this with its own old rank. Raises Split."""
     own = {"done": training.done, "ready": training.ready, "norm": training.norm}
     store.set(f"{name}/{rank}", json.dumps(own))
@@ -102,7 +103,7 @@ def taken_over(old: Kept, lost: Sequence[int], training: Training, groups: Group
     came[groups.rank] = 0
     packed, got = torch.cat(sent), _empty(old).new_empty(sum(came))
     dist.all_to_all_single(got, packed, came, [len(x) for x in sent], group=groups.world.handle)
-    training.restore(_filled(old, plans, training, groups, got.split(came)), old.done)
+    training.restore(_filled(old, plans, training, groups, torch.split(got, came)), old.done)
     return len(got) * got.element_size()
 
 

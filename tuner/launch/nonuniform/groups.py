@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from tuner.launch.engine.mesh import Group, Mesh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch.distributed.distributed_c10d import Store
 
     from tuner.launch.nonuniform.layout import Cast
 
@@ -66,14 +69,14 @@ class Groups:
         )  # fmt: skip
 
 
-def entered(store: dist.Store, name: str, cast: Cast, rank: int, device: torch.device, timeout_s: float) -> Groups:
+def entered(store: Store, name: str, cast: Cast, rank: int, device: torch.device, timeout_s: float) -> Groups:
     """Enter the process groups of a cast as one of its ranks; every rank calls this. name: of this generation, new each time.
 
     An operation that waits longer than `timeout_s` fails.
     """
     before, limit = _sockets(), timedelta(seconds=timeout_s)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=cast.ranks, timeout=limit)
+    dist.init_process_group(backend, store=PrefixStore(name, store), rank=rank, world_size=cast.ranks, timeout=limit)
     replica, slot = cast.place(rank)
     made = [_made([cast.members(i)] * 3, rank, limit) for i in range(len(cast.degrees))]
     columns = [tuple(cast.members(i)[core] for i in range(len(cast.degrees))) for core in range(cast.cores)]
@@ -93,7 +96,7 @@ def _made(wanted: Sequence[tuple[int, ...]], rank: int, limit: timedelta) -> lis
     for ranks in wanted:
         handle = dist.new_group(list(ranks), timeout=limit) if len(ranks) > 1 else None
         mine = rank in ranks
-        found.append(Group(ranks=ranks if mine else (rank,), index=ranks.index(rank) if mine else 0, handle=handle if mine else None))  # type: ignore[arg-type]
+        found.append(Group(ranks=ranks if mine else (rank,), index=ranks.index(rank) if mine else 0, handle=handle if mine else None))
     return found
 
 
@@ -118,7 +121,7 @@ def interrupt(groups: Groups) -> None:
         return
     for number, to in groups.sockets.items():
         with contextlib.suppress(OSError):
-            if os.readlink(_FILES / str(number)) == to:
+            if str((_FILES / str(number)).readlink()) == to:
                 with socket.socket(fileno=os.dup(number)) as connection:
                     if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo's listener does not bear it
                         connection.shutdown(socket.SHUT_RDWR)
@@ -129,7 +132,7 @@ def _sockets() -> dict[int, str]:
     found = {}
     for name in os.listdir(_FILES):  # noqa: PTH208 (names, of which some are gone when one looks)
         with contextlib.suppress(OSError):
-            to = os.readlink(_FILES / name)
+            to = str((_FILES / name).readlink())
             if to.startswith("socket:"):
                 found[int(name)] = to
     return found

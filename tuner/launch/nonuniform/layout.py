@@ -155,7 +155,7 @@ class Cast:
         return comp_layout(units, self.degrees[replica], self.cores)[slot]
 
     def without(self, lost: Sequence[int]) -> tuple[Cast, dict[int, int]]:
-        """Return the replicas that are left when some ranks are lost (one that lost all its ranks is gone), and each survivor's new rank."""
+        """Return the replicas that are left when some ranks are lost (one without any rank is gone), and each survivor's new rank."""
         left = [[rank for rank in self.members(i) if rank not in lost] for i in range(len(self.degrees))]
         numbers = {rank: number for number, rank in enumerate(rank for ranks in left for rank in ranks)}
         return Cast(degrees=tuple(len(ranks) for ranks in left if ranks), most=self.most), numbers

@@ -28,7 +28,9 @@ def by_unit(x: Tensor, part: Part) -> Tensor:
     """Return a view of what a rank holds of a parameter with its units first: (units held, elements along the axis in one, ...)."""
     if part.axis is None:
         return x[None]
-    return x.unflatten(part.axis, (-1, part.shape[part.axis] // part.units)).movedim((part.axis, part.axis + 1), (0, 1))
+    each = part.shape[part.axis] // part.units
+    cut = x.reshape(*x.shape[: part.axis], x.shape[part.axis] // each, each, *x.shape[part.axis + 1 :])
+    return cut.movedim((part.axis, part.axis + 1), (0, 1))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class Bucket:
         shapes = [self._shape(member) for member in (*shared, *whole, *partial)]
         sizes = [shape.numel() for shape in shapes]
         self.sums = torch.zeros(sum(sizes), dtype=dtype, device=groups.device)
-        views = [piece.view(shape) for piece, shape in zip(self.sums.split(sizes), shapes, strict=True)]
+        views = [piece.view(shape) for piece, shape in zip(torch.split(self.sums, sizes), shapes, strict=True)]
         self.members = [self._member(member, view) for member, view in zip((*shared, *whole, *partial), views, strict=True)]
         self.replicated = self.sums[sum(sizes[: len(shared)]) :]
         self.partial = self.sums[sum(sizes[: len(shared) + len(whole)]) :]
@@ -132,7 +134,7 @@ class Bucket:
         """Put what a spare got back in its place."""
         self.works = []
         if self.groups.spare:
-            for target, source in zip(self._own_pieces(), self.side.split([x.numel() for x in self._own_pieces()]), strict=True):
+            for target, source in zip(self._own_pieces(), torch.split(self.side, [x.numel() for x in self._own_pieces()]), strict=True):
                 target.copy_(source.view(target.shape))
 
     def wait(self) -> None:
@@ -195,7 +197,7 @@ class Bucket:
     def _place(self) -> None:
         spares = range(self.groups.degree - self.groups.cast.cores)
         targets = [x for spare in spares for x in self._tails_of(spare)]
-        for target, source in zip(targets, self.side.split([x.numel() for x in targets]), strict=True):
+        for target, source in zip(targets, torch.split(self.side, [x.numel() for x in targets]), strict=True):
             target.copy_(source.view(target.shape))
 
     def _returned(self) -> Tensor:

@@ -67,8 +67,8 @@ class Training:
         self.length = padded(job.seq_len, groups.degree) if trial.sequence_parallel else job.seq_len
         dtype = DTYPES[trial.arithmetic]
         setting = Setting(
-            job=job.replace(seq_len=self.length), plan=Plan(tp=groups.degree), mesh=groups.mesh(), tp=self.tp, recompute=Recompute.of(Plan()),
-            routing=Routing(), dtype=dtype,
+            job=job.replace(seq_len=self.length), plan=Plan(tp=groups.degree), mesh=groups.mesh(), tp=self.tp,
+            recompute=Recompute.of(Plan()), routing=Routing(), dtype=dtype,
         )  # fmt: skip
         self.stage = Stage(range(job.model.layers), setting, first=True, last=True)
         sums = torch.promote_types(dtype, torch.float32)
@@ -130,7 +130,7 @@ class Training:
         tokens, targets = self.batch(self.done)
         size, length = self.trial.micro_batch, self.trial.job.seq_len
         scale, part = 1.0 / (sum(self.samples) * length), torch.zeros((), dtype=torch.float64, device=self.groups.device)
-        pairs = list(zip(tokens.split(size), targets.split(size), strict=True))
+        pairs = list(zip(torch.split(tokens, size), torch.split(targets, size), strict=True))
         for i, (x, y) in enumerate(pairs):
             last = i == len(pairs) - 1
             self.progress = Progress(buckets=self.buckets) if last and overlap else None

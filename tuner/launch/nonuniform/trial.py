@@ -91,7 +91,7 @@ def _about_the_model(trial: NonuniformTrial) -> Iterator[str]:
     if model.dropout:
         yield f"{model.name} is trained with dropout, whose masks would differ between replicas of different degree"
     if trial.zero:
-        yield f"zero = {trial.zero}: replicas hold the whole optimizer state (zero 0), as a lost rank's shard of it would be on no other rank"
+        yield f"zero = {trial.zero}: replicas hold the whole optimizer state (zero 0): a lost rank's shard of it would be nowhere else"
 
 
 def _about_degrees(trial: NonuniformTrial, phase: Phase) -> Iterator[str]:
