@@ -122,7 +122,8 @@ def reference(case: Case) -> Trained:
     groups = Groups(device=torch.device("cpu"), cast=Cast.of((1,)), rank=0, replica=0, slot=0, world=alone, tp=alone, before=alone,
                     after=alone, peers=alone)  # fmt: skip
     tp = TensorParallel(group=alone, sequence=False)
-    setting = Setting(job=job, plan=Plan(), mesh=groups.mesh(), tp=tp, recompute=Recompute.of(Plan()), routing=Routing(), dtype=torch.float64)  # fmt: skip
+    setting = Setting(job=job, plan=Plan(), mesh=groups.mesh(), tp=tp, recompute=Recompute.of(Plan()), routing=Routing(),
+                      dtype=torch.float64)  # fmt: skip
     stage, named = Stage(range(job.model.layers), setting, first=True, last=True), {}
     for owner, name, part in list(parts_of(stage)):
         named[part.key] = torch.nn.Parameter(part.draw(groups.device).double())
