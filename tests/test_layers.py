@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, float], ...] = (
     ("tuner.cost_model.weights", 5.2), ("tuner.cost_model.data_parallel", 5.3), ("tuner.cost_model.memory", 5.4),
     ("tuner.cost_model.estimate", 6), ("tuner.cost_model.explain", 7), ("tuner.cost_model.degraded", 6.5),
     ("tuner.failure", 1.3), ("tuner.cost_model.failures", 6.5), ("tuner.cost_model.goodput", 7), ("tuner.cost_model.policies", 6.6),
-    ("tuner.cost_model.failure_simulation", 6.7), ("tuner.fallback_cost", 8), ("tuner.exporting", 9.2),
+    ("tuner.cost_model.failure_simulation", 6.7), ("tuner.fallback_cost", 8), ("tuner.exporting", 9.2), ("tuner.nonuniform", 9.2),
     ("tuner.cost_model.fit", 8.5), ("tuner.cost_model", 3),
     ("tuner.launch.topology", 7.8), ("tuner.launch.switches", 7.8), ("tuner.launch.detection", 7.9),
     ("tuner.search", 8), ("tuner.launch", 8), ("tuner.accuracy", 9), ("tuner.request", 9), ("tuner.values", 2.2), ("tuner.answers", 9),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.logged import Logged
     from tuner.measurement import Measurement
+    from tuner.nonuniform import NonuniformAnswer
     from tuner.plan import Plan
     from tuner.request import Request
     from tuner.shelf import ClusterFile, PresetsAnswer
@@ -142,6 +143,19 @@ def export(formats: Any, *, failed: Any = None, version: Any = "", **given: Any)
     assert asked is not None  # noqa: S101 (raise_any has raised otherwise)
     job, plan, assumed, _ = asked
     return export_plan(job, plan, assumed, names, version=str(version or ""), failed=gone)
+
+
+def profile_ntp(*, progress: Progress | None = None, folder: Any = None, **given: Any) -> NonuniformAnswer:
+    """Return what nonuniform tensor-parallel steps take on this machine: degrees ("4,3"), model, seq_len, global_batch, micro_batch, steps,
+    sequence_parallel; folder: keeps the log.
+    """
+    from tuner.nonuniform import run_nonuniform
+
+    known = ("degrees", "model", "seq_len", "global_batch", "micro_batch", "steps", "sequence_parallel")
+    for name in given:
+        if name not in known:
+            raise one_problem(name, "", "", "is no argument of this verb", ", ".join(known))
+    return run_nonuniform({**given, "folder": folder}, progress)
 
 
 def replay(

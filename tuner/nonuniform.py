@@ -1,0 +1,210 @@
+"""Nonuniform tensor-parallel steps run on this machine beside uniform ones: step times, what resharding takes, hides and moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner import presets
+from tuner.answers import plain
+from tuner.errors import InfrastructureError, Problem, SpecError
+from tuner.files import write
+from tuner.job import Job
+from tuner.launch.detection import named_cluster
+from tuner.launch.nonuniform.layout import ideal_bytes
+from tuner.launch.nonuniform.trial import SPEC, NonuniformTrial, Phase, refusals, samples_of
+from tuner.values import Problems, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Progress = Callable[..., None]
+
+WARMUP = 2  # steps of each phase that are not counted
+ROUNDS = 2  # uniform and nonuniform in turn, so that a slow spell of the machine meets both
+FULL = 4  # bytes of a summed gradient's element
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonuniformAnswer:
+    """What was run and measured: `document` is the JSON of `tuner profile --ntp`."""
+
+    document: dict[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Return the answer as JSON's types."""
+        return dict(plain(self.document))
+
+
+def read_degrees(value: Any) -> tuple[int, ...]:
+    """Return the tensor-parallel degrees of the replicas, of a text like "4,3". Raises SpecError."""
+    texts = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    found = tuple(whole(text, "degrees", most=64) for text in texts)
+    if len(found) < 2 or len(set(found)) == 1:
+        rule = "must name two replicas or more, of different degree"
+        raise SpecError([Problem(where="degrees", path="", value=str(value)[:60], rule=rule, hint="like 4,3")])
+    return found
+
+
+def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]]:
+    """Return the trial that a question asks for, and the degrees of its replicas. Raises SpecError listing every problem."""
+    problems = Problems()
+    degrees = problems.trying(lambda: read_degrees(given.get("degrees") or "4,3"))
+    counts = {"seq_len": 128, "global_batch": 16, "steps": 6, "micro_batch": 1}
+    read = {
+        name: problems.trying(lambda n=name, d=default: whole(d if given.get(n) is None else given[n], n))
+        for name, default in counts.items()
+    }  # type: ignore[misc]
+    model = problems.trying(lambda: presets.model(str(given.get("model") or "tiny")))
+    if read["steps"] is not None and read["steps"] <= WARMUP:
+        problems.add("steps", read["steps"], f"must be more than the {WARMUP} warm-up steps")
+    problems.raise_any()
+    assert degrees is not None  # noqa: S101 (raise_any has raised otherwise)
+    batch, steps = int(read["global_batch"] or 1), int(read["steps"] or 1)
+    if batch < len(degrees):
+        raise SpecError([Problem(where="global_batch", path="", value=str(batch), rule=f"must be one for each of {len(degrees)} replicas")])
+    healthy = (max(degrees),) * len(degrees)
+    cluster = named_cluster(f"local:{sum(healthy)}")
+    job = Job(
+        model=model,
+        cluster=cluster,
+        framework=presets.framework("tuner-workload"),
+        seq_len=read["seq_len"],
+        global_batch=batch,
+        precision="fp32",
+    )
+    even, uneven = samples_of(batch, healthy), samples_of(batch, degrees)
+    turn = (
+        Phase(degrees=healthy, samples=even, steps=steps),
+        Phase(degrees=degrees, samples=uneven, steps=steps),
+        Phase(degrees=degrees, samples=uneven, steps=steps, overlap=False),
+    )
+    trial = NonuniformTrial(
+        job=job,
+        phases=turn * ROUNDS,
+        micro_batch=read["micro_batch"],
+        sequence_parallel=bool(given.get("sequence_parallel")),
+        timeout_s=120.0,
+    )
+    if why := refusals(trial):
+        raise SpecError([Problem(where="profile --ntp", path="", value="", rule=line) for line in why])
+    return trial, degrees
+
+
+def run_nonuniform(given: Mapping[str, Any], progress: Progress | None = None) -> NonuniformAnswer:
+    """Run the steps and return what they took. Raises SpecError, InfrastructureError."""
+    trial, degrees = read_run(given)
+    folder = given.get("folder")
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return _answer(trial, degrees, _lines(trial, Path(folder), progress))
+    with tempfile.TemporaryDirectory(prefix="tuner-ntp-") as kept:
+        return _answer(trial, degrees, _lines(trial, Path(kept), progress))
+
+
+def _lines(trial: NonuniformTrial, folder: Path, progress: Progress | None) -> list[tuple[str, dict[str, Any]]]:
+    """Run the trial's ranks under their driver; return what they said, (kind, record). log.txt keeps all of it."""
+    write(folder / SPEC, json.dumps(trial.model_dump(mode="json"), indent=1))
+    command = [sys.executable, "-m", "tuner.launch.nonuniform.driver", "--trial", str(folder.absolute())]
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1]), **os.environ}
+    found, total = [], sum(phase.steps for phase in trial.phases)
+    with (
+        (folder / "log.txt").open("w", encoding="utf-8") as log,
+        subprocess.Popen(  # noqa: S603 (our own module)
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None  # noqa: S101 (it is a pipe)
+            for line in process.stdout:
+                log.write(line)
+                kind, _, text = line.partition(" ")
+                if kind.startswith("tuner-") and text.startswith("{"):
+                    found.append((kind, json.loads(text)))
+                    if kind == "tuner-step" and progress is not None:
+                        progress("steps", sum(k == "tuner-step" for k, _ in found), total)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+    if code:
+        last = [line for line in (folder / "log.txt").read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
+        raise InfrastructureError(f"the nonuniform run ended with exit code {code}: {last[0][:300] if last else 'it said nothing'}")
+    return found
+
+
+def _answer(trial: NonuniformTrial, degrees: tuple[int, ...], lines: Sequence[tuple[str, dict[str, Any]]]) -> NonuniformAnswer:
+    steps = [record for kind, record in lines if kind == "tuner-step"]
+    moved = {record["phase"]: record for kind, record in lines if kind == "tuner-reshard"}
+    kinds = {"uniform": 0, "nonuniform": 1, "in_phases": 2}
+    numbers = {name: [i for i in range(len(trial.phases)) if i % len(kinds) == first] for name, first in kinds.items()}
+
+    def seconds(name: str) -> dict[str, Any]:
+        each = [s["seconds"] for s in steps if s["phase"] in numbers[name] and s["step"] > WARMUP]
+        return {"step_s": statistics.median(each), "fastest_s": min(each), "slowest_s": max(each), "steps": len(each)}
+
+    def part(name: str, what: str) -> float:
+        return float(statistics.median(row[what] for n in numbers[name] for row in moved[n]["steps"][WARMUP:]))
+
+    losses = {name: [s["loss"] for s in steps if s["phase"] == numbers[name][0]] for name in ("uniform", "nonuniform")}
+    apart = max(abs(a - b) / abs(a) for a, b in zip(losses["uniform"], losses["nonuniform"], strict=True))
+    first = trial.phases[numbers["nonuniform"][0]]
+    reshard = {}
+    for what in ("before_s", "sum_s", "after_s"):
+        whole_s, waited = part("in_phases", what), part("nonuniform", what)
+        reshard[what] = {"total_s": whole_s, "exposed_s": waited, "hidden_s": max(whole_s - waited, 0.0)}
+    return NonuniformAnswer(
+        document={
+            "model": trial.job.model.name,
+            "seq_len": trial.job.seq_len,
+            "global_batch": trial.job.global_batch,
+            "micro_batch": trial.micro_batch,
+            "sequence_parallel": trial.sequence_parallel,
+            "processes": trial.ranks,
+            "cores": len(os.sched_getaffinity(0)),
+            "uniform": {"degrees": trial.phases[0].degrees, "samples": trial.phases[0].samples, **seconds("uniform")},
+            "nonuniform": {"degrees": degrees, "samples": first.samples, **seconds("nonuniform")},
+            "in_phases": seconds("in_phases"),
+            "reshard": reshard,
+            "ranks": _ranks(moved[numbers["nonuniform"][0]], degrees),
+            "losses_apart": apart,
+            "torch": next((record.get("torch", "") for kind, record in lines if kind == "tuner-versions"), ""),
+        }
+    )
+
+
+def _ranks(said: Mapping[str, Any], degrees: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return of each rank of a replica that reshards the bytes that it moved before the sum, beside the formula's of even shards."""
+    cores, found = min(degrees), []
+    shared: dict[int, int] = {}
+    for row in said["ranks"]:
+        shared[row["replica"]] = shared.get(row["replica"], 0) + row["shared_parameters"]
+    for row in said["ranks"]:
+        if row["degree"] == cores:
+            continue
+        slot = row["rank"] - sum(degrees[: row["replica"]])
+        ideal = ideal_bytes(shared[row["replica"]], FULL, slot, row["degree"], cores)
+        kept = {
+            name: row[name]
+            for name in ("rank", "replica", "degree", "spare", "before_sent", "before_received", "after_sent", "after_received")
+        }
+        found.append(kept | {"formula": ideal})
+    return found
