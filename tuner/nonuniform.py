@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +55,16 @@ def read_degrees(value: Any) -> tuple[int, ...]:
     return found
 
 
+def _count(given: Mapping[str, Any], name: str, default: int) -> int:
+    return whole(default if given.get(name) is None else given[name], name)
+
+
 def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]]:
     """Return the trial that a question asks for, and the degrees of its replicas. Raises SpecError listing every problem."""
     problems = Problems()
     degrees = problems.trying(lambda: read_degrees(given.get("degrees") or "4,3"))
     counts = {"seq_len": 128, "global_batch": 16, "steps": 6, "micro_batch": 1}
-    read = {
-        name: problems.trying(lambda n=name, d=default: whole(d if given.get(n) is None else given[n], n))
-        for name, default in counts.items()
-    }  # type: ignore[misc]
+    read = {name: problems.trying(partial(_count, given, name, default)) for name, default in counts.items()}
     model = problems.trying(lambda: presets.model(str(given.get("model") or "tiny")))
     if read["steps"] is not None and read["steps"] <= WARMUP:
         problems.add("steps", read["steps"], f"must be more than the {WARMUP} warm-up steps")

@@ -42,8 +42,8 @@ def nonuniform_text(record: dict[str, Any], page: Page) -> str:
         ]
     )
     lines += [*table.lines(page), ""]
-    lines += labelled("alone", f"each part for itself behind the backward ({seconds(record['in_phases']['step_s'])} a step); "
-                      "waited for: what is left where hooks start it during the backward, with the wait for slower ranks", page)  # fmt: skip
+    alone = f"each part for itself behind the backward ({seconds(record['in_phases']['step_s'])} a step)"
+    lines += labelled("alone", f"{alone}; waited for: where hooks start it in the backward, with the wait for slower ranks", page)
     lines += ["", *_moved(record, page), ""]
     lines += labelled("parity", f"losses of both differ by at most {record['losses_apart']:.1g} of their value", page)
     slower = record["nonuniform"]["step_s"] / record["uniform"]["step_s"] - 1.0
