@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import tuner
 from tuner.cli.app import app
-from tuner.nonuniform import read_degrees
+from tuner.nonuniform import _reason, read_degrees
 from tuner.report.nonuniform import nonuniform_text
 from tuner.report.table import Page
 
@@ -52,7 +52,13 @@ def test_a_nonuniform_step_beside_a_uniform_one(model: str, tmp_path: Path) -> N
     [
         ({"degrees": "4"}, "two replicas or more, of different degree"),
         ({"degrees": "4,4"}, "of different degree"),
+        ({"degrees": "3,4"}, "the first replica is the healthy one: no degree may exceed its 3"),
         ({"degrees": "4,0"}, "degrees"),
+        ({"precision": "fp8"}, "must be one of fp32, bf16"),
+        ({"trial_time": "soon"}, "must be seconds with a unit"),
+        ({"lose": "x"}, "lose"),
+        ({"degrees": "4,4", "lose": 8}, "lost rank 8 in step 3: there are ranks 0 to 7 and steps 1 to 6"),
+        ({"folder": "/dev/null/x"}, "cannot be a folder"),
         ({"degrees": "4,x"}, "degrees"),
         ({"degrees": "8,7", "global_batch": 1}, "one for each of 2 replicas"),
         ({"model": "mixtral-8x7b"}, "runs dense models alone"),
@@ -67,6 +73,37 @@ def test_a_nonuniform_step_beside_a_uniform_one(model: str, tmp_path: Path) -> N
 def test_what_it_refuses(given: dict[str, Any], words: str) -> None:
     with pytest.raises(tuner.SpecError, match=words):
         tuner.profile_ntp(**given)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(tuner.SpecError) as caught:
+        tuner.profile_ntp(degrees="3,4", steps=1, precision="int4", micro_batch=-1, trial_time="soon", model="tinny")
+    assert len(caught.value.problems) == 6
+
+
+def test_a_killed_rank_is_gone_on_without(model: str) -> None:
+    given = {"model": model, "seq_len": 15, "global_batch": 6, "steps": 4}
+    record = tuner.profile_ntp(degrees=(2, 2), lose=1, **given).record()
+    failover = record["failover"]
+    assert (failover["lost"], failover["degrees"], failover["degrees_left"]) == ([1], [2, 2], [1, 2])
+    assert (failover["samples_left"], failover["in_step"], failover["steps_repeated"]) == ([2, 4], 2, 1)
+    assert failover["restored_s"] >= failover["entered_s"] > 0
+    assert failover["moved_bytes"] > 0
+    assert record["losses_apart"] < 1e-5
+    text = " ".join(nonuniform_text(record, Page(width=100)).split())
+    assert "tp 2+2 goes on as tp 1+2, with samples 2+4" in text
+
+
+def test_a_run_that_takes_too_long_is_stopped(model: str, tmp_path: Path) -> None:
+    with pytest.raises(tuner.InfrastructureError, match=r"was stopped after 0\.5 s"):
+        tuner.profile_ntp(degrees=(2, 1), model=model, seq_len=15, global_batch=3, trial_time=0.5, folder=tmp_path)
+
+
+def test_the_reason_is_the_line_that_tells_it() -> None:
+    log = 'tuner-step {"step": 1}\nTraceback (most recent call last):\ntuner-failed: rank 2 was ended by SIGKILL\n\n'
+    assert _reason(log) == "rank 2 was ended by SIGKILL"
+    assert _reason('tuner-step {"step": 1}\nRuntimeError: no\n') == "RuntimeError: no"
+    assert _reason("") == "it said nothing"
 
 
 def test_degrees() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +24,8 @@ from tuner.files import write
 from tuner.job import Job
 from tuner.launch.detection import named_cluster
 from tuner.launch.nonuniform.layout import ideal_bytes
-from tuner.launch.nonuniform.trial import SPEC, NonuniformTrial, Phase, refusals, samples_of
-from tuner.values import Problems, whole
+from tuner.launch.nonuniform.trial import SPEC, Loss, NonuniformTrial, Phase, refusals, samples_of
+from tuner.values import Problems, quantity, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +34,10 @@ if TYPE_CHECKING:
 
 WARMUP = 2  # steps of each phase that are not counted
 ROUNDS = 2  # uniform and nonuniform in turn, so that a slow spell of the machine meets both
+CPU = "cpu-core"
 FULL = 4  # bytes of a summed gradient's element
+LIMIT_S, STOP_S = 1800.0, 10.0
+PRECISIONS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +51,17 @@ class NonuniformAnswer:
         return dict(plain(self.document))
 
 
-def read_degrees(value: Any) -> tuple[int, ...]:
-    """Return the tensor-parallel degrees of the replicas, of a text like "4,3". Raises SpecError."""
+def read_degrees(value: Any, *, equal: bool = False) -> tuple[int, ...]:
+    """Return the tensor-parallel degrees of the replicas, of a text like "4,3": the healthy one first. Raises SpecError.
+
+    equal: whether they may all be the same.
+    """
     texts = value if isinstance(value, (list, tuple)) else str(value).split(",")
     found = tuple(whole(text, "degrees", most=64) for text in texts)
-    if len(found) < 2 or len(set(found)) == 1:
+    if len(found) < 2 or (len(set(found)) == 1 and not equal) or max(found) > found[0]:
         rule = "must name two replicas or more, of different degree"
+        if len(found) > 1 and max(found) > found[0]:
+            rule = f"the first replica is the healthy one: no degree may exceed its {found[0]}"
         raise SpecError([Problem(where="degrees", path="", value=str(value)[:60], rule=rule, hint="like 4,3")])
     return found
 
@@ -60,9 +71,18 @@ def _count(given: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]]:
-    """Return the trial that a question asks for, and the degrees of its replicas. Raises SpecError listing every problem."""
+    """Return the trial that a question asks for, and the degrees of its replicas. Raises SpecError listing every problem.
+
+    With `lose` it has one phase, in the middle step of which that rank is killed.
+    """
     problems = Problems()
-    degrees = problems.trying(lambda: read_degrees(given.get("degrees") or "4,3"))
+    loses = given.get("lose") is not None
+    degrees = problems.trying(lambda: read_degrees(given.get("degrees") or ("4,4" if loses else "4,3"), equal=loses))
+    lose = problems.trying(lambda: whole(given["lose"], "lose", at_least=0, most=64)) if loses else None
+    precision = str(given.get("precision") or PRECISIONS[0])
+    if precision not in PRECISIONS:
+        problems.add("precision", precision, f"must be one of {', '.join(PRECISIONS)}")
+    problems.trying(lambda: _limit(given))
     counts = {"seq_len": 128, "global_batch": 16, "steps": 6, "micro_batch": 1}
     read = {name: problems.trying(partial(_count, given, name, default)) for name, default in counts.items()}
     model = problems.trying(lambda: presets.model(str(given.get("model") or "tiny")))
@@ -81,7 +101,7 @@ def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]
         framework=presets.framework("tuner-workload"),
         seq_len=read["seq_len"],
         global_batch=batch,
-        precision="fp32",
+        precision=precision,
     )
     even, uneven = samples_of(batch, healthy), samples_of(batch, degrees)
     turn = (
@@ -91,10 +111,12 @@ def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]
     )
     trial = NonuniformTrial(
         job=job,
-        phases=turn * ROUNDS,
+        phases=turn[1:2] if loses else turn * ROUNDS,
         micro_batch=read["micro_batch"],
+        arithmetic=precision,
         sequence_parallel=bool(given.get("sequence_parallel")),
         timeout_s=120.0,
+        lost=() if lose is None else (Loss(rank=lose, step=(steps + 1) // 2),),
     )
     if why := refusals(trial):
         raise SpecError([Problem(where="profile --ntp", path="", value="", rule=line) for line in why])
@@ -105,15 +127,28 @@ def run_nonuniform(given: Mapping[str, Any], progress: Progress | None = None) -
     """Run the steps and return what they took. Raises SpecError, InfrastructureError."""
     trial, degrees = read_run(given)
     folder = given.get("folder")
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        return _answer(trial, degrees, _lines(trial, Path(folder), progress))
-    with tempfile.TemporaryDirectory(prefix="tuner-ntp-") as kept:
-        return _answer(trial, degrees, _lines(trial, Path(kept), progress))
+    with tempfile.TemporaryDirectory(prefix="tuner-ntp-") as temporary:
+        kept = Path(temporary if folder is None else folder)
+        try:
+            kept.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError([Problem(where="out", path="", value=str(folder), rule=f"cannot be a folder: {error.strerror}")]) from None
+        run = partial(_lines, folder=kept, limit_s=_limit(given), progress=progress)
+        return _lost(trial, degrees, run(trial.replace(lost=())), run(trial)) if trial.lost else _answer(trial, degrees, run(trial))
 
 
-def _lines(trial: NonuniformTrial, folder: Path, progress: Progress | None) -> list[tuple[str, dict[str, Any]]]:
-    """Run the trial's ranks under their driver; return what they said, (kind, record). log.txt keeps all of it."""
+def _limit(given: Mapping[str, Any]) -> float:
+    """Return the seconds after which a run is stopped."""
+    return LIMIT_S if given.get("trial_time") is None else quantity(given["trial_time"], "trial_time", "seconds")
+
+
+def _lines(trial: NonuniformTrial, folder: Path, limit_s: float, progress: Progress | None) -> list[tuple[str, dict[str, Any]]]:
+    """Run the trial's ranks under their driver; return what they said, (kind, record). log.txt keeps all of it.
+
+    Raises InfrastructureError, also past `limit_s`; no process is left behind.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise InfrastructureError("a nonuniform step needs torch: pip install 'meshtuner[profile]'")
     write(folder / SPEC, json.dumps(trial.model_dump(mode="json"), indent=1))
     command = [sys.executable, "-m", "tuner.launch.nonuniform.driver", "--trial", str(folder.absolute())]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1]), **os.environ}
@@ -130,6 +165,10 @@ def _lines(trial: NonuniformTrial, folder: Path, progress: Progress | None) -> l
             start_new_session=True,
         ) as process,
     ):
+        late = threading.Event()
+        watch = threading.Timer(limit_s, _overdue, (process, late))
+        watch.daemon = True
+        watch.start()
         try:
             assert process.stdout is not None  # noqa: S101 (it is a pipe)
             for line in process.stdout:
@@ -139,18 +178,39 @@ def _lines(trial: NonuniformTrial, folder: Path, progress: Progress | None) -> l
                     found.append((kind, json.loads(text)))
                     if kind == "tuner-step" and progress is not None:
                         progress("steps", sum(k == "tuner-step" for k, _ in found), total)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
+            watch.cancel()
+            _stop(process)
         code = process.wait()
+    if late.is_set():
+        raise InfrastructureError(f"the nonuniform run was stopped after {limit_s:g} s")
     if code:
-        last = [line for line in (folder / "log.txt").read_text(encoding="utf-8").splitlines() if line.strip()][-1:]
-        raise InfrastructureError(f"the nonuniform run ended with exit code {code}: {last[0][:300] if last else 'it said nothing'}")
+        raise InfrastructureError(f"the nonuniform run ended with exit code {code}: {_reason((folder / 'log.txt').read_text('utf-8'))}")
     return found
+
+
+def _reason(log: str) -> str:
+    """Return the line that says what went wrong: what the driver or the ranks say of it, else the last that is no record."""
+    said = [line for line in log.splitlines() if line.strip() and " {" not in line]
+    telling = [line for line in said if line.startswith(("tuner-failed: ", "tuner-refused: "))]
+    return telling[-1].partition(": ")[2][:300] if telling else (said or ["it said nothing"])[-1][:300]
+
+
+def _overdue(process: subprocess.Popen[str], late: threading.Event) -> None:
+    late.set()
+    _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End the driver, which ends its ranks; then whatever of its group is left."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, PermissionError):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
 
 
 def _answer(trial: NonuniformTrial, degrees: tuple[int, ...], lines: Sequence[tuple[str, dict[str, Any]]]) -> NonuniformAnswer:
@@ -166,8 +226,7 @@ def _answer(trial: NonuniformTrial, degrees: tuple[int, ...], lines: Sequence[tu
     def part(name: str, what: str) -> float:
         return float(statistics.median(row[what] for n in numbers[name] for row in moved[n]["steps"][WARMUP:]))
 
-    losses = {name: [s["loss"] for s in steps if s["phase"] == numbers[name][0]] for name in ("uniform", "nonuniform")}
-    apart = max(abs(a - b) / abs(a) for a, b in zip(losses["uniform"], losses["nonuniform"], strict=True))
+    apart = _apart(*([s for s in steps if s["phase"] == numbers[name][0]] for name in ("uniform", "nonuniform")))
     first = trial.phases[numbers["nonuniform"][0]]
     reshard = {}
     for what in ("before_s", "sum_s", "after_s"):
@@ -175,20 +234,70 @@ def _answer(trial: NonuniformTrial, degrees: tuple[int, ...], lines: Sequence[tu
         reshard[what] = {"total_s": whole_s, "exposed_s": waited, "hidden_s": max(whole_s - waited, 0.0)}
     return NonuniformAnswer(
         document={
-            "model": trial.job.model.name,
-            "seq_len": trial.job.seq_len,
-            "global_batch": trial.job.global_batch,
-            "micro_batch": trial.micro_batch,
-            "sequence_parallel": trial.sequence_parallel,
-            "processes": trial.ranks,
-            "cores": len(os.sched_getaffinity(0)),
+            **_question(trial),
             "uniform": {"degrees": trial.phases[0].degrees, "samples": trial.phases[0].samples, **seconds("uniform")},
             "nonuniform": {"degrees": degrees, "samples": first.samples, **seconds("nonuniform")},
             "in_phases": seconds("in_phases"),
             "reshard": reshard,
             "ranks": _ranks(moved[numbers["nonuniform"][0]], degrees),
             "losses_apart": apart,
-            "torch": next((record.get("torch", "") for kind, record in lines if kind == "tuner-versions"), ""),
+            "torch": _torch(lines),
+        }
+    )
+
+
+def _question(trial: NonuniformTrial) -> dict[str, Any]:
+    return {
+        "model": trial.job.model.name,
+        "seq_len": trial.job.seq_len,
+        "global_batch": trial.job.global_batch,
+        "micro_batch": trial.micro_batch,
+        "precision": trial.arithmetic,
+        "sequence_parallel": trial.sequence_parallel,
+        "processes": trial.ranks,
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": trial.job.cluster.gpu.name == CPU,
+    }
+
+
+def _torch(lines: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    return next((record.get("torch", "") for kind, record in lines if kind == "tuner-versions"), "")
+
+
+def _apart(steps: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> float:
+    """Return by how much of their value the losses of steps differ at most, of those that both have."""
+    losses = {step["step"]: step["loss"] for step in steps}
+    return max(abs(float(losses[step["step"]]) / float(step["loss"]) - 1.0) for step in others if step["step"] in losses)
+
+
+def _lost(
+    trial: NonuniformTrial,
+    degrees: tuple[int, ...],
+    undisturbed: Sequence[tuple[str, dict[str, Any]]],
+    lines: Sequence[tuple[str, dict[str, Any]]],
+) -> NonuniformAnswer:
+    """Return how a run went on without a killed rank, beside the same run that lost none."""
+    said = next((record for kind, record in lines if kind == "tuner-failover"), None)
+    if said is None:
+        raise InfrastructureError("the run ended before its rank was killed")
+    steps, others = ([record for kind, record in of if kind == "tuner-step"] for of in (undisturbed, lines))
+    times = {name: max(said[name], 0.0) for name in ("noticed_s", "agreed_s", "entered_s", "restored_s")}
+    return NonuniformAnswer(
+        document={
+            **_question(trial),
+            "failover": {
+                "lost": said["lost"],
+                "in_step": trial.lost[0].step,
+                "degrees": degrees,
+                "samples": trial.phases[0].samples,
+                "degrees_left": said["degrees"],
+                "samples_left": said["samples"],
+                "steps_repeated": trial.lost[0].step - said["step"],
+                "moved_bytes": said["moved_bytes"],
+                **times,
+            },
+            "losses_apart": _apart(steps, others),
+            "torch": _torch(lines),
         }
     )
 

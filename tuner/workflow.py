@@ -150,11 +150,11 @@ def export(formats: Any, *, failed: Any = None, reduced: Any = None, version: An
 
 def profile_ntp(*, progress: Progress | None = None, folder: Any = None, **given: Any) -> NonuniformAnswer:
     """Return what nonuniform tensor-parallel steps take on this machine: degrees ("4,3"), model, seq_len, global_batch, micro_batch, steps,
-    sequence_parallel; folder: keeps the log.
+    sequence_parallel, precision, trial_time; folder: keeps the log. With lose=RANK, how a run goes on when that rank is killed.
     """
     from tuner.nonuniform import run_nonuniform
 
-    known = ("degrees", "model", "seq_len", "global_batch", "micro_batch", "steps", "sequence_parallel")
+    known = ("degrees", "model", "seq_len", "global_batch", "micro_batch", "steps", "sequence_parallel", "precision", "trial_time", "lose")
     for name in given:
         if name not in known:
             raise one_problem(name, "", "", "is no argument of this verb", ", ".join(known))

@@ -228,7 +228,10 @@ def source_lines(record: dict[str, Any], page: Page) -> list[str]:
     """Return every figure of the failure data with its source."""
     data = record["data"]
     rows = [(name, shown(name, data[name]["value"]), data[name]["source"]) for name in FIGURES]
-    rows += [(f"events of {each['gpus']} GPUs", f"{percent(each['share']['value'])} %", each["share"]["source"]) for each in data["blast"]]
+    rows += [
+        (f"events of {each['gpus']} GPU{'' if each['gpus'] == 1 else 's'}", f"{percent(each['share']['value'])} %", each["share"]["source"])
+        for each in data["blast"]
+    ]
     names, values = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [page.bold(f"failure data {data['name']}")]
     for name, value, source in rows:

@@ -20,6 +20,8 @@ def nonuniform_text(record: dict[str, Any], page: Page) -> str:
     lines = labelled(
         "run", f"{record['model']}, {size}; {record['processes']} processes on {record['cores']} cores, torch {record['torch']}", page
     )
+    if "failover" in record:
+        return "\n".join([*lines, *_lost(record, page)])
     rows = [record[name] for name, _ in KINDS]
     steps = Table(
         [
@@ -48,9 +50,30 @@ def nonuniform_text(record: dict[str, Any], page: Page) -> str:
     lines += labelled("parity", f"losses of both differ by at most {record['losses_apart']:.1g} of their value", page)
     slower = record["nonuniform"]["step_s"] / record["uniform"]["step_s"] - 1.0
     words = f"the nonuniform step took {percent(slower)} % longer" if slower > 0 else f"the nonuniform step took {percent(-slower)} % less"
-    over = record["processes"] > record["cores"]
-    shared = f"; {record['processes']} processes share {record['cores']} cores here, so this says nothing of GPUs" if over else ""
-    return "\n".join([*lines, *labelled("time", words + shared, page)])
+    return "\n".join([*lines, *labelled("time", words + _shared(record), page)])
+
+
+def _shared(record: dict[str, Any]) -> str:
+    """Return what the times are worth, "" where each rank has an accelerator."""
+    over = record["cpu"] and record["processes"] > record["cores"]
+    return f"; {record['processes']} processes share {record['cores']} cores here, so this says nothing of GPUs" if over else ""
+
+
+def _lost(record: dict[str, Any], page: Page) -> list[str]:
+    found = record["failover"]
+    ranks, before, left = ("+".join(map(str, found[name])) for name in ("lost", "degrees", "degrees_left"))
+    samples = "+".join(map(str, found["samples_left"]))
+    killed = f"rank {ranks} in the midst of step {found['in_step']} (SIGKILL): tp {before} goes on as tp {left}, with samples {samples}"
+    times = f"{seconds(found['restored_s'])} behind the driver's notice: survivors agreed after {seconds(found['agreed_s'])}, were in new "
+    times += f"groups after {seconds(found['entered_s'])}, and then had the weights and moments of the new layout"
+    moved = f"{found['moved_bytes'] / 1e3:,.1f} kB between ranks; no checkpoint, no process started again; steps repeated: "
+    parity = f"losses differ from those of the same run without the kill by at most {record['losses_apart']:.1g} of their value"
+    return [
+        *labelled("killed", killed, page),
+        *labelled("went on", times + _shared(record), page),
+        *labelled("moved", moved + str(found["steps_repeated"]), page),
+        *labelled("parity", parity, page),
+    ]
 
 
 def _moved(record: dict[str, Any], page: Page) -> list[str]:

@@ -94,6 +94,8 @@ def _watched(processes: Sequence[ForkProcess], store: Store | None) -> int:
             living = {rank: process for rank, process in living.items() if rank not in lost}
             continue
         if any(ended.values()):
+            for rank in killed:
+                workload.say(f"tuner-failed: rank {rank} was ended by {signal.Signals(-(processes[rank].exitcode or 0)).name}")
             return FAILED if killed else max(ended.values())
         living, well = {rank: process for rank, process in living.items() if rank not in ended}, well + len(ended)
         time.sleep(POLL_S)

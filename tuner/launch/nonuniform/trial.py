@@ -113,6 +113,8 @@ def _about_losses(trial: NonuniformTrial) -> Iterator[str]:
     for loss in trial.lost:
         if loss.rank >= sum(first.degrees) or loss.step > first.steps:
             yield f"lost rank {loss.rank} in step {loss.step}: there are ranks 0 to {sum(first.degrees) - 1} and steps 1 to {first.steps}"
+    if trial.lost and len(trial.phases) > 1:
+        yield f"a run that loses ranks has one phase, not {len(trial.phases)}"
     if trial.lost and len(first.degrees) < 2:
         yield "a lost rank's weights come from another replica, and there is one alone"
 
