@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # Knobs with an argument, or with a rule of their own that refuses them.
 _SPELLED = {"tp", "cp", "cp_kind", "micro_batch", "sequence_parallel", "recompute", "recompute_layers", "dp_overlap", "fallback_tp"}
-_REFUSED = {"pp", "zero", "shard_group", "vpp", "ep", "etp", "schedule", "embedding_layers", "loss_layers", "ep_overlap"}
+_REFUSED = {"pp", "zero"}
+_OF_EXPERTS = {"ep", "etp", "ep_overlap"}
 _WHY = {
     "tp_overlap": "its buffers need initialize_transformer_engine_userbuffers_for_nonuniform_tp before the model is built",
     "cuda_graphs": "its hooks do nothing while a graph is captured, so that nothing would be resharded",
@@ -35,10 +36,11 @@ def of_a_whole_run(job: Job) -> list[tuple[str, ...]]:
 
 def unspelled(job: Job, plan: Plan) -> Iterable[tuple[str, str, str]]:
     """Yield (rule, what, way out) of what is asked for and has no argument here: nothing is left out silently."""
+    known = _SPELLED | _REFUSED | (_OF_EXPERTS if job.model.moe else set())
     for name, value in used(plan).items():
-        if name not in _SPELLED | _REFUSED:
+        if name not in known:
             why = _WHY.get(name, "nothing is known of it with two degrees")
-            yield "ntp-knob", f"{name} = {value} is not exported: {why}", f"{name} off"
+            yield "ntp-knob", f"{name} = {value} is not exported: {why}", f"without {name}"
     if job.precision not in _PRECISIONS:
         yield "ntp-precision", f"precision = {job.precision}: upstream runs bf16 alone; fp16 and fp32 have the same buffers", "bf16"
     model = job.model
