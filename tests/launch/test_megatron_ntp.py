@@ -149,6 +149,14 @@ def test_rules_by_id() -> None:
     assert rules(small(heads=48, gpus=32), Plan(tp=16), 12) == set()  # a group over two nodes
 
 
+def test_the_way_out_is_the_next_degree_that_keeps_all_rules() -> None:
+    ways = {problem.path: problem.hint for problem in refusals(small(), Plan(tp=8, sequence_parallel=1), 7)}
+    assert ways["heads-tp"] == ways["ntp-map"] == "fallback_tp=4"  # 6 divides heads and ffn_hidden, not 2,048 tokens
+    assert ways["seq-sp"] == "fallback_tp=4, or sequence_parallel=false"
+    assert {problem.hint for problem in refusals(small(), Plan(tp=8), 7)} == {"fallback_tp=6"}
+    assert {problem.hint for problem in refusals(small(heads=7), Plan(tp=8), 6)} == {"another tp"}
+
+
 def test_sequence_parallelism_asks_both_degrees() -> None:
     assert rules(small(), Plan(tp=8, sequence_parallel=1), 6) == {"seq-sp"}  # 2,048 tokens on 6 ranks
     assert rules(small(), Plan(tp=8, sequence_parallel=1), 4) == set()
@@ -234,7 +242,7 @@ def test_files_say_what_failed_and_what_is_wrong() -> None:
     told = json.loads(written.files["ntp.json"])
     assert (told["tp_base"], told["tp_spares"], told["num_reduced_tp_dp_ranks"], told["world"]) == (8, 2, 2, 28)
     assert told["non_active_ranks_per_dp"] == {"0,0,0": [3, 5], "1,0,0": [1, 7]}  # reduced replicas come first
-    assert any("4 GPUs are not used, 3 of them as they failed: 1 healthy" in note for note in written.notes)
+    assert any("4 GPUs are not used: 3 failed, 1 idle though healthy" in note for note in written.notes)
     read_me = written.files["README.md"]
     assert "| 1 | 2 | 1, 7 |" in read_me  # replica 2 is now replica 1
     assert "EXPERIMENTAL" in read_me and "parity.sh" in read_me and "row-parallel" in read_me

@@ -148,7 +148,7 @@ def refusals(job: Job, plan: Plan, degree: int) -> list[Problem]:
     if not 1 <= degree < plan.tp:
         found = [("ntp-degree", f"the reduced degree {degree} must be from 1 to {plan.tp - 1}", f"below tp = {plan.tp}")]
     else:
-        found = [*_structure(job, plan, degree), *_divisions(job, plan, degree), *_mapping(job, plan, degree), *unspelled(job, plan)]
+        found = [*_structure(job, plan, degree), *_divisions(job, plan, degree), *unspelled(job, plan)]
     return [Problem(where=NAME, path=rule, value="", rule=text, hint=hint) for rule, text, hint in found]
 
 
@@ -176,28 +176,12 @@ def _structure(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, st
 
 
 def _divisions(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, str]]:
-    for each, words in ((int(plan.tp), "healthy"), (degree, "reduced")):
-        row = dataclasses.replace(plan, tp=each)
-        for rule in DIVISIONS:
-            if not rule.holds(job, row):
-                yield rule.id, f"{words} replicas: {rule.says(job, row)}", _way_out(job, rule.id, each)
-
-
-def _way_out(job: Job, rule: str, each: int) -> str:
-    units = {"heads-tp": job.model.heads, "ffn-tp": job.model.ffn_hidden, "kv-heads-tp": job.model.kv_heads}
-    if rule in units:
-        return f"degrees that divide it: {_listed(n for n in range(1, units[rule] + 1) if units[rule] % n == 0)}"
-    return f"sequence_parallel=false, or a sequence that {each} divides" if rule == "seq-sp" else ""
-
-
-def _mapping(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, str]]:
+    found = list(_undivided(job, plan, degree))
+    lower = (n for n in range(degree - 1, 0, -1) if not list(_undivided(job, plan, n)) and not (plan.sequence_parallel and n == 1))
+    fits = next((f"fallback_tp={n}" for n in lower), "another tp") if found else ""
+    for rule, text in found:
+        yield rule, text, fits + (", or sequence_parallel=false" if rule == "seq-sp" else "")
     model, tp = job.model, int(plan.tp)
-    for name, units in {"heads": model.heads, "ffn_hidden": model.ffn_hidden}.items():
-        left = mapped(units, tp, degree)
-        if units % tp == 0 and left != [units // tp] * degree:
-            found = "fails (fewer pieces than ranks)" if left is None else f"leaves {min(left)} to {max(left)} on a rank, not {units // tp}"
-            fits = _listed(n for n in range(1, tp) if mapped(units, tp, n) == [units // tp] * n)
-            yield "ntp-map", f"its mapping of {name} = {units} from {tp} to {degree} ranks {found}", f"it maps to {fits}"
     if model.kv_heads < tp and tp % model.kv_heads == 0:
         text = f"kv_heads = {model.kv_heads} are copied for {tp} ranks, and less often for {degree}: the shards of QKV do not add up"
         yield "ntp-kv-copies", text, f"tp={model.kv_heads} or less"
@@ -207,9 +191,19 @@ def _mapping(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, str]
         yield "ntp-qkv", text, "a model whose heads divide 2*kv_heads*head_dim"
 
 
-def _listed(numbers: Iterable[int], most: int = 12) -> str:
-    every = list(numbers)
-    return ", ".join(map(str, every[:most])) + (", ..." if len(every) > most else "")
+def _undivided(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str]]:
+    """Yield what the degrees do not divide, and where the mapping from one to the other is wrong."""
+    tp = int(plan.tp)
+    for each, words in ((tp, "healthy"), (degree, "reduced")):
+        row = dataclasses.replace(plan, tp=each)
+        for rule in DIVISIONS:
+            if not rule.holds(job, row):
+                yield rule.id, f"{words} replicas: {rule.says(job, row)}"
+    for name, units in {"heads": job.model.heads, "ffn_hidden": job.model.ffn_hidden}.items():
+        left = mapped(units, tp, degree)
+        if units % tp == 0 and left != [units // tp] * degree:
+            found = "fails (fewer pieces than ranks)" if left is None else f"leaves {min(left)} to {max(left)} on a rank, not {units // tp}"
+            yield "ntp-map", f"its mapping of {name} = {units} from {tp} to {degree} ranks {found}"
 
 
 def defects(job: Job, plan: Plan) -> list[tuple[str, str]]:

@@ -67,7 +67,7 @@ def _problem(rule: str, text: str, hint: str) -> Problem:
 def _idle(layout: Layout, named: int) -> str:
     """Return how many GPUs are not used, and how many of these were named as failed."""
     unused = layout.reduced * layout.spares * layout.cp
-    return f"{unused} GPUs are not used, {named} of them as they failed: {unused - named} healthy ones idle"
+    return f"{unused} GPUs are not used: {named} failed, {unused - named} idle though healthy"
 
 
 def _config(layout: Layout, groups: str) -> str:
