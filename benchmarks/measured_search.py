@@ -1,8 +1,9 @@
 """A measured search against the exhaustive sweep of its space, really run.
 
 python benchmarks/measured_search.py [--write PAGE.md] [-o FOLDER]: `tuner search -m tiny -c local --profile 8`, then every plan of that
-space once, and the fastest twelve twice more, in random order, on this machine's CPUs (about 20 minutes on 2 cores; keep it quiet). Prints
-the plans by their median step and where the search's pick stands. --write puts the table between <!-- measured --> marks.
+space once, the fastest twelve twice more, and the fastest four and the pick in six rounds more, in random order, on this machine's CPUs
+(about 25 minutes on 2 cores; keep it quiet). Prints the plans by their median step and where the search's pick stands. --write puts the
+table between <!-- measured --> marks.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tuner.plan import Plan
 QUESTION: dict[str, Any] = {"model": "tiny", "cluster": "local"}
 SEARCH = {**QUESTION, "framework": "tuner-workload", "space": "measured", "top": 1000, "all": True}
 AGAIN, REPEATS, SHOWN = 12, 2, 10
+FINALISTS, ROUNDS = 4, 6  # one run is off by up to a third here: only runs of the same round are compared with each other
 STEPS, WARMUP = 8, 2
 
 
@@ -56,7 +58,7 @@ def compare(folder: Path, runs: int) -> tuple[str, float]:
     picked = found.ranking[0].row
     answer = tuner.search(**SEARCH)
     job, plans = answer.job, [row.row.plan for row in answer.ranking if not refusals(answer.job, row.row.plan)]
-    times = sweep(job, plans, folder / "sweep")
+    times = sweep(job, plans, picked.plan, folder / "sweep")
     order = sorted(times, key=lambda plan: median(times[plan]))
     best, pick = median(times[order[0]]), median(times[picked.plan])
     regret = pick / best - 1.0
@@ -76,12 +78,18 @@ def compare(folder: Path, runs: int) -> tuple[str, float]:
     return "\n".join(lines), regret
 
 
-def sweep(job: Any, plans: list[Plan], folder: Path) -> dict[Plan, list[float]]:
-    """Return the step seconds of each plan: all once, the fastest REPEATS times more. What a folder holds is not run again."""
+def sweep(job: Any, plans: list[Plan], pick: Plan, folder: Path) -> dict[Plan, list[float]]:
+    """Return the step seconds of each plan: all once, the fastest REPEATS times more, then the finalists and the pick round by round.
+    What a folder holds is not run again.
+    """
     times: dict[Plan, list[float]] = {}
     drawn = random.Random(0)
-    for turn in range(1 + REPEATS):
-        chosen = plans if not turn else sorted(times, key=lambda plan: median(times[plan]))[:AGAIN]
+    finalists: list[Plan] = []
+    for turn in range(1 + REPEATS + ROUNDS):
+        fastest = sorted(times, key=lambda plan: median(times[plan]))
+        if turn == 1 + REPEATS:
+            finalists = list(dict.fromkeys([*fastest[:FINALISTS], pick]))
+        chosen = finalists or (fastest[:AGAIN] if turn else plans)
         for plan in drawn.sample(chosen, len(chosen)):
             if (seconds := measure(job, plan, folder / f"{turn}-{plans.index(plan):03d}")) is not None:
                 times.setdefault(plan, []).append(seconds)

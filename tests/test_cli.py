@@ -21,7 +21,7 @@ from tests.terminal import LLAMA, ROOT, TINY, run
 from tuner.cli.app import app
 from tuner.errors import InfrastructureError
 
-VERBS = ("search", "estimate", "explain", "presets", "validate", "doctor")
+VERBS = ("search", "estimate", "explain", "failures", "presets", "validate", "doctor")
 PLAN = ("--plan", "tp=2,pp=2")
 HEAVY = ("numpy", "optuna", "torch", "pydantic", "scipy", "yaml", "rich")
 
@@ -30,6 +30,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "search": ("search", *TINY, "--top", "3"),
     "estimate": ("estimate", *TINY, *PLAN),
     "explain": ("explain", *TINY, *PLAN),
+    "failures": ("failures", *TINY, *PLAN, "--simulate", "--days", "20", "--traces", "3"),
     "presets": ("presets", "model", "tiny"),
     "validate": ("validate", "rows.jsonl"),
     "doctor": ("doctor",),

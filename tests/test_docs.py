@@ -21,7 +21,7 @@ from tuner.load import load_file
 from tuner.search.space import SpaceSpec
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-VERBS = ("search", "profile", "estimate", "explain", "presets", "validate", "replay", "calibrate", "doctor")
+VERBS = ("search", "profile", "estimate", "explain", "export", "failures", "presets", "validate", "replay", "calibrate", "doctor")
 
 
 def blocks(path: Path) -> list[str]:
@@ -33,12 +33,13 @@ def help_of(verb: str) -> str:
 
 
 def test_yaml_of_the_files_page_loads(tmp_path: Path) -> None:
-    job, model, cluster, space = (tmp_path / f"{name}.yaml" for name in ("job", "model", "cluster", "space"))
-    for path, text in zip((job, model, cluster, space), blocks(ROOT / "docs/files.md"), strict=True):
+    job, model, cluster, space, data = (tmp_path / f"{name}.yaml" for name in ("job", "model", "cluster", "space", "data"))
+    for path, text in zip((job, model, cluster, space, data), blocks(ROOT / "docs/files.md"), strict=True):
         path.write_text(text)
     assert tuner.search(job=str(job), top=1).ranking
     assert presets.model(str(model)).moe is not None
     assert presets.cluster(str(cluster)).gpus == 256
+    assert presets.failure(str(data)).mtbf.value == 60_000 * 3600
     assert load_file(SpaceSpec, space).fix == {"zero": 1, "cp": 1}
 
 

@@ -55,15 +55,15 @@ def test_a_search_for_goodput_says_what_it_counts() -> None:
     assert all(0.5 < share < 1.0 for share in kept) and speeds == sorted(speeds, reverse=True)
     assert record["failures"]["name"] == "llama3-herd" and record["failures"]["failed_fraction"] == pytest.approx(0.00186, rel=0.01)
     assert "failing" in search_text(record, Page(width=120)) and "goodput %" in search_text(record, Page(width=60))
-    worse = tuner.search(**question, objective="goodput", failures="gb200-nvl72").record()
+    worse = tuner.search(**question, objective="goodput", failure_data="gb200-nvl72").record()
     assert worse["ranking"][0]["goodput"] < kept[0]
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"failures": "llama3-herd"}, "means nothing to objective throughput"),
-        ({"objective": "goodput", "failures": "llama3-hurd"}, "llama3-herd"),
+        ({"failure_data": "llama3-herd"}, "means nothing to objective throughput"),
+        ({"objective": "goodput", "failure_data": "llama3-hurd"}, "llama3-herd"),
         ({"objective": "goodput", "strategy": "tpe"}, "ranks predictions of every plan"),
         ({"objective": "goodput", "profile": 4}, "ranks predictions of every plan"),
     ],

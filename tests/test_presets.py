@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tuner.errors import SpecError
 from tuner.load import load_yaml
-from tuner.presets import KINDS, cluster, configs_dir, find, framework, gpu, model, names, with_gpus
+from tuner.presets import KINDS, cluster, configs_dir, failure, find, framework, gpu, model, names, with_gpus
 
-READERS = {"gpus": gpu, "clusters": cluster, "models": model, "frameworks": framework}
+READERS = {"gpus": gpu, "clusters": cluster, "models": model, "frameworks": framework, "failures": failure}
 PRESETS = [(kind, name) for kind in READERS for name in names(kind)]
 
 
@@ -71,6 +71,16 @@ def test_what_the_presets_cover() -> None:
 def test_spellings_of_published_runs(spelling: str) -> None:
     assert gpu(spelling).name in names("gpus")
     assert cluster(f"{spelling}x8" if "?" not in spelling else "b200x8").gpu.name == gpu(spelling).name
+
+
+def test_failure_data_is_what_its_papers_say() -> None:
+    """Llama 3: 419 interruptions of 16,384 GPUs in 54 days. Meta's RSC: failures per 1,000 node-days of 8 GPUs. 18 min on 98,304 GPUs."""
+    hours = {name: failure(name).mtbf.value / 3600 for name in names("failures")}
+    assert hours["llama3-herd"] == pytest.approx(16384 * 54 * 24 / 419, rel=1e-4)
+    assert hours["meta-rsc-1"] == pytest.approx(8 * 24 * 1000 / 6.50, rel=1e-4)
+    assert hours["meta-rsc-2"] == pytest.approx(8 * 24 * 1000 / 2.34, rel=1e-4)
+    assert hours["meta-ft-hsdp-100k"] == pytest.approx(98304 * 18 / 60, rel=1e-4)
+    assert hours["gb200-nvl72"] == pytest.approx(hours["llama3-herd"] / 3, rel=1e-4)
 
 
 def test_a_bare_a100_has_80_gb() -> None:

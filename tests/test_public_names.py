@@ -10,7 +10,7 @@ from tests.terminal import ROOT
 
 PUBLIC = [
     "InfrastructureError", "NothingFeasible", "PlanError", "SpecError", "TunerError", "__version__",
-    "calibrate", "doctor", "estimate", "explain", "replay", "search", "validate",
+    "calibrate", "doctor", "estimate", "explain", "export", "failures", "profile_ntp", "replay", "search", "validate",
 ]  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_a_verb_that_is_also_a_package_can_be_called_however_it_was_imported() -
     for code in ("import tuner", "import tuner.search.space, tuner", "from tuner import search; import tuner"):
         call = "tuner.search(model='tiny', cluster='h100x8', seq_len=128, global_batch=8, top=1)"
         assert python(f"{code}; print(len({call}.ranking))") == "1"
-    assert python("import tuner.presets, tuner; print(len(tuner.presets().record()), len(tuner.presets.names('models')) > 9)") == "7 True"
+    assert python("import tuner.presets, tuner; print(len(tuner.presets().record()), len(tuner.presets.names('models')) > 9)") == "8 True"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

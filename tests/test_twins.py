@@ -13,9 +13,19 @@ import tuner
 from tests.published import published
 from tests.terminal import run
 from tests.test_cli import ROW
-from tuner.cli.options import KINDS, OBJECTIVES, PRECISIONS, STRATEGIES, JobOptions, MeasureOptions, PlanOptions, SearchOptions
+from tuner.cli.options import (
+    KINDS,
+    OBJECTIVES,
+    PRECISIONS,
+    STRATEGIES,
+    FailureOptions,
+    JobOptions,
+    MeasureOptions,
+    PlanOptions,
+    SearchOptions,
+)
 from tuner.errors import SpecError
-from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, Request
+from tuner.request import FAILURE_KEYS, JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, Request
 
 TINY: dict[str, Any] = {"model": "tiny", "cluster": "h100x8", "seq_len": 128, "global_batch": 64}
 TINY_OPTIONS = ("-m", "tiny", "-c", "h100x8", "-s", "128", "-b", "64")
@@ -90,6 +100,15 @@ def test_estimate_and_explain() -> None:
     assert ours == printed("explain", *TINY_OPTIONS, "--plan", "tp=2,pp=2", "--no-search")
 
 
+def test_failures() -> None:
+    ours = as_json(
+        tuner.failures(**TINY, plan="tp=4,pp=2", fallback_tp=[3, 2], mtbf=3.6e6, simulate=True, days=10, traces=2, domains="4,8")
+    )
+    options = ("--fallback-tp", "3,2", "--mtbf", "1000 h", "--simulate", "--days", "10", "--traces", "2", "--domains", "4,8")
+    assert ours == printed("failures", *TINY_OPTIONS, "--plan", "tp=4,pp=2", *options)
+    assert ours["policies"][0]["simulated"]["runs"] == 2
+
+
 def test_presets() -> None:
     assert as_json(tuner.presets()) == printed("presets")
     assert as_json(tuner.presets("models", "tiny")) == printed("presets", "model", "tiny")
@@ -123,7 +142,8 @@ def test_command_line_and_request_have_the_same_names() -> None:
     assert names(JobOptions) == set(JOB_KEYS)
     assert names(SearchOptions) == set(SEARCH_KEYS)
     assert names(MeasureOptions) | {"folder"} == set(MEASURE_KEYS)
-    assert names(Request) == names(JobOptions) | names(SearchOptions) | set(MEASURE_KEYS) | names(PlanOptions)
+    assert names(FailureOptions) == set(FAILURE_KEYS)
+    assert names(Request) == names(JobOptions) | names(SearchOptions) | set(MEASURE_KEYS) | names(PlanOptions) | names(FailureOptions)
 
 
 def test_words_of_the_help_pages_are_those_of_the_program() -> None:

@@ -11,7 +11,7 @@ from tuner.cost_model.estimate import estimate as evaluate
 from tuner.cost_model.explain import Stage, Term, stages, time_terms
 from tuner.cost_model.params import active_parameters, parameters
 from tuner.cost_model.rules import broken as broken_rules
-from tuner.fallback import fallback_record
+from tuner.fallback_cost import fallback_record
 from tuner.job import peak_flops
 from tuner.plan_text import plan_record
 

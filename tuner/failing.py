@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tuner import presets
 from tuner.errors import SpecError, one_problem
 from tuner.failure import FailureData
-from tuner.values import Problems, quantity, whole
+from tuner.values import Problems, quantity, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA = "llama3-herd"
 DOMAINS = (8, 16, 32, 64, 72)
-MOST_DOWN = 0.5  # of the GPUs: with more, no job is planned
+MOST_HIT = 0.9  # of the groups: with more, no number of spares is any use
 _FIGURES: dict[str, str] = {  # argument: field of FailureData
     "mtbf": "mtbf",
     "hardware_share": "hardware_share",
@@ -116,7 +117,7 @@ def read_blast(value: Any) -> list[dict[str, Any]]:
 
 def read_data(request: Request, problems: Problems) -> FailureData | None:
     """Return the failure data that a request names, with what it states itself."""
-    given = request.data
+    given = request.failure_data
     data = given if isinstance(given, FailureData) else problems.trying(lambda: presets.failure(str(given or DEFAULT_DATA)))
     readers: dict[str, Callable[[Any, str], float]] = {
         "mtbf": lambda v, n: quantity(v, n, "seconds"),
@@ -169,23 +170,28 @@ def read_question(request: Request) -> Question:
         "days": read(
             "days", lambda v: quantity(v, "days", "seconds") / 86400.0 if not _plain(v) else _factor(v, "days", 0.01, 36500), 60.0
         ),
-        "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 16),
+        "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 48),
         "seed": read("seed", lambda v: whole(v, "seed", at_least=0, most=2**31), 0),
     }
+    flags = {name: read(name, partial(truth, name=name), False) for name in ("fixed_batch", "no_packing", "in_place", "simulate")}
     fallback = None
     for name in ("fallback_tp", "fallback_ep"):
-        fallback = read(name, lambda v, name=name: counts(v, name), fallback)
+        fallback = read(name, partial(counts, name=name), fallback)
     if request.fallback_tp is not None and request.fallback_ep is not None:
         problems.add("fallback_ep", request.fallback_ep, "contradicts fallback_tp: one kind of group falls back")
     problems.raise_any()
     assert data is not None  # noqa: S101 (raise_any has raised otherwise)
-    flags = {
-        "fixed_batch": request.fixed_batch,
-        "packed": not request.no_packing,
-        "in_place": request.in_place,
-        "simulate": request.simulate,
-    }
-    return Question(data=data, fallback=fallback, **found, **{name: bool(value) for name, value in flags.items()})
+    return Question(data=data, fallback=fallback, packed=not flags.pop("no_packing"), **found, **flags)
+
+
+def with_fallback(question: Question, plan: Plan, request: Request) -> tuple[Question, str | None]:
+    """Return the question with the plan's own fallback_tp where it names no degree, and the axis whose degrees are stated, if any."""
+    for axis in ("tp", "ep"):
+        if getattr(request, f"fallback_{axis}") is not None:
+            return question, axis
+    if 0 < plan.fallback_tp < plan.tp:
+        return dataclasses.replace(question, fallback=(int(plan.fallback_tp),)), "tp"
+    return question, None
 
 
 def _plain(value: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tuner.cluster import Cluster, Gpu
 from tuner.errors import SpecError, nearest, one_problem
+from tuner.failure import FailureData
 from tuner.job import Framework
 from tuner.load import load_file, load_foreign_json, load_spec, load_yaml, parse_yaml, path_of, read_spec
 from tuner.model import Model
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=Spec)
 
-KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "spaces")
+KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "failures", "jobs", "spaces")
 _SUFFIXES = (".yaml", ".yml", ".json")
 _COUNTED = re.compile(r"(.+?)\s*[x*:]\s*(\d{1,9})", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,90}/[A-Za-z0-9][A-Za-z0-9._-]{0,90}")
@@ -95,6 +96,12 @@ def framework(text: str) -> Framework:
     """Return a training framework: a preset or a YAML file."""
     path = find("frameworks", text)
     return load_file(Framework, path)
+
+
+def failure(text: str) -> FailureData:
+    """Return failure data: a preset or a YAML file."""
+    path = find("failures", text)
+    return load_file(FailureData, path)
 
 
 def cluster(text: str) -> Cluster:
@@ -204,9 +211,9 @@ def _aliases(path: Path) -> tuple[str, ...]:
 
 def _unknown(kind: str, text: str) -> SpecError:
     known = [name for path in (configs_dir() / kind).glob("*.yaml") for name in (path.stem, *_aliases(path))]
-    word = {"gpus": "GPU"}.get(kind, kind[:-1])
+    word = {"gpus": "GPU", "failures": "failure data"}.get(kind, kind[:-1])
     hint = nearest(text[:100], known) if text.strip() else f"known: {', '.join(names(kind)[:12])}"
-    hint += f"; or a file. `tuner presets {kind}` lists all" if kind in ("models", "clusters", "gpus", "frameworks") else ""
+    hint += f"; or a file. `tuner presets {kind}` lists all" if kind in ("models", "clusters", "gpus", "frameworks", "failures") else ""
     if kind == "clusters":
         hint += "; any count of GPUs: NAMExCOUNT, like h100x1024; local: this machine"
     return one_problem(f"{word}", "", text, f"no such {word}", hint)

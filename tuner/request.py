@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_FRAMEWORK = "megatron-lm"
 CPU = "cpu-core"
 LOCAL_JOB = {"seq_len": "128", "global_batch": "16"}
-FLAGS = ("all", "no_cache", "full_steps", "proxy")
+FLAGS = ("all", "no_cache", "full_steps", "proxy", "in_place", "no_packing", "fixed_batch", "simulate")
 ATTENTION: tuple[str, ...] = get_args(AttentionKernel)
 TASKS: tuple[str, ...] = get_args(Task)
 _COUNTED_CLUSTER = re.compile(r"(.+?)\s*[x*:]\s*\d+")
@@ -63,7 +63,7 @@ class Request:
     max_p_oom: Any = None
     current: Any = None
     objective: Any = None
-    failures: Any = None
+    failure_data: Any = None
     deadline: Any = None
     top: Any = None
     all: Any = None
@@ -85,11 +85,41 @@ class Request:
     proxy: Any = None
     folder: Any = None
     plan: Any = None
+    mtbf: Any = None
+    rate_scale: Any = None
+    hardware_share: Any = None
+    repair: Any = None
+    software_repair: Any = None
+    blast: Any = None
+    failed_fraction: Any = None
+    detection: Any = None
+    restart: Any = None
+    checkpoint_write: Any = None
+    checkpoint_every: Any = None
+    fallback_tp: Any = None
+    fallback_ep: Any = None
+    power_cap: Any = None
+    in_place: Any = None
+    no_packing: Any = None
+    spares: Any = None
+    fixed_batch: Any = None
+    quantile: Any = None
+    domains: Any = None
+    simulate: Any = None
+    days: Any = None
+    traces: Any = None
 
 
-JOB_KEYS = tuple(f.name for f in dataclasses.fields(Request))[:16]
-SEARCH_KEYS = tuple(f.name for f in dataclasses.fields(Request))[16:30]
-MEASURE_KEYS = tuple(f.name for f in dataclasses.fields(Request))[30:-1]  # how a search measures plans
+def _keys(first: str, last: str) -> tuple[str, ...]:
+    """Return the names of the request's parts from one to another."""
+    names = [field.name for field in dataclasses.fields(Request)]
+    return tuple(names[names.index(first) : names.index(last) + 1])
+
+
+JOB_KEYS = _keys("job", "price")
+SEARCH_KEYS = _keys("space", "seed")
+MEASURE_KEYS = _keys("profile", "folder")  # how a search measures plans
+FAILURE_KEYS = ("failure_data", *_keys("mtbf", "traces"), "seed")  # how GPUs fail, and what a job does about it
 
 
 def read_request(given: Mapping[str, Any], *, keys: tuple[str, ...]) -> Request:

@@ -91,12 +91,12 @@ def read_aim(request: Request) -> Aim:
     objective = cast("Objective", choice("objective", OBJECTIVES))
     if objective == "goodput" and (measuring or strategy != "exhaustive"):
         problems.add("objective", objective, "ranks predictions of every plan", "leave out --profile, --budget and --strategy")
-    if objective != "goodput" and request.failures is not None:
-        problems.add("failures", request.failures, f"means nothing to objective {objective}", "--objective goodput counts failures")
+    if objective != "goodput" and request.failure_data is not None:
+        problems.add("failure_data", request.failure_data, f"means nothing to objective {objective}", "--objective goodput counts failures")
     aim = Aim(
         spec=cast("SpaceSpec", spec),
         objective=objective,
-        failures=problems.trying(lambda: read_failures(request.failures)) if objective == "goodput" else None,
+        failures=problems.trying(lambda: read_failures(request.failure_data)) if objective == "goodput" else None,
         strategy=strategy,
         top=number("top", 10, 1, 1000),
         trials=number("trials", 0, 1, 100_000) or None,
@@ -122,12 +122,8 @@ def read_failures(given: Any) -> FailureData:
     """Return the failure data of a preset's name or a file."""
     from tuner import presets
     from tuner.failure import FailureData
-    from tuner.load import load_file
 
-    if isinstance(given, FailureData):
-        return given
-    data: FailureData = load_file(FailureData, presets.find("failures", DEFAULT_FAILURES if given is None else str(given)))
-    return data
+    return given if isinstance(given, FailureData) else presets.failure(str(given or DEFAULT_FAILURES))
 
 
 def _with_fallback(aim: Aim, job: Job) -> SpaceSpec:

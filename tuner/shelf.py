@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tuner.cluster import Cluster, Gpu
+    from tuner.failure import FailureData
     from tuner.job import Framework
     from tuner.model import Model
 
@@ -21,6 +22,7 @@ ABOUT = {
     "models": "architectures, a --model",
     "frameworks": "defaults and rules of training frameworks, a --framework",
     "calibrations": "fitted coefficients and curves, a --calibration",
+    "failures": "how often GPUs fail, repairs, restarts, a --failure-data of `tuner failures`",
     "jobs": "worked examples, a --job",
     "spaces": "axes to search, a --space",
 }
@@ -79,6 +81,7 @@ def load_preset(kind: str, name: str) -> Any:
         "clusters": named_cluster,
         "models": presets.model,
         "frameworks": presets.framework,
+        "failures": presets.failure,
     }
     return readers[kind](name)
 
@@ -144,6 +147,17 @@ def _calibration_summary(file: Any) -> dict[str, Any]:
     }
 
 
+def _failures(data: FailureData) -> dict[str, Any]:
+    return {
+        "mtbf_hours": data.mtbf.value / 3600.0,
+        "hardware_share": data.hardware_share.value,
+        "repair_hours": data.repair.value / 3600.0,
+        "restart_minutes": data.restart.value / 60.0,
+        "power_cap": data.power_cap.value,
+        "aliases": list(data.aliases),
+    }
+
+
 def _job(question: Any) -> dict[str, Any]:
     job, counts = question
     gpus = str(counts[0]) if len(counts) == 1 else f"{counts[0]}..{counts[-1]}"
@@ -165,6 +179,7 @@ _SUMMARIES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "models": _model,
     "frameworks": _framework,
     "calibrations": _calibration_summary,
+    "failures": _failures,
     "jobs": _job,
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import one_problem
 from tuner.load import load_yaml, path_of
-from tuner.request import JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, read_calibration, read_job, read_request
+from tuner.request import FAILURE_KEYS, JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, read_calibration, read_job, read_request
 from tuner.values import Problems, close, knobs, whole
 
 if TYPE_CHECKING:
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from tuner.answers import EstimateAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
+    from tuner.exporting import ExportAnswer
     from tuner.found import SearchAnswer
+    from tuner.goodput import FailuresAnswer
     from tuner.health import DoctorAnswer
     from tuner.job import Job
     from tuner.logged import Logged
     from tuner.measurement import Measurement
+    from tuner.nonuniform import NonuniformAnswer
     from tuner.plan import Plan
+    from tuner.request import Request
     from tuner.shelf import ClusterFile, PresetsAnswer
 
     Progress = Callable[..., None]
@@ -60,10 +64,13 @@ class ReplayAnswer:
 
 
 def _one_plan(given: dict[str, Any]) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
+    return _read_plan(read_request(given, keys=(*JOB_KEYS, "plan")))
+
+
+def _read_plan(request: Request) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
     from tuner.plan import Plan
     from tuner.plan_defaults import read_plan
 
-    request = read_request(given, keys=(*JOB_KEYS, "plan"))
     problems = Problems()
     if request.plan is None:
         problems.add("plan", None, "is missing", "the layout that is asked about, like tp=8,pp=2")
@@ -81,6 +88,22 @@ def estimate(**given: Any) -> EstimateAnswer:
     from tuner.answers import answer_estimate
 
     return answer_estimate(*_one_plan(given))
+
+
+def failures(*, progress: Progress | None = None, **given: Any) -> FailuresAnswer:
+    """Return what a plan loses to failing GPUs, by policy. Arguments are those of the command line: those of `estimate`, data, mtbf, ..."""
+    from tuner.failing import read_question, with_fallback
+    from tuner.goodput import answer_failures
+
+    request = read_request(given, keys=(*JOB_KEYS, "plan", *FAILURE_KEYS))
+    problems = Problems()
+    read = problems.trying(lambda: _read_plan(request))
+    question = problems.trying(lambda: read_question(request))
+    problems.raise_any()
+    assert read is not None  # noqa: S101 (raise_any has raised otherwise)
+    assert question is not None  # noqa: S101
+    question, stated = with_fallback(question, read[1], request)
+    return answer_failures(*read, question, stated=stated, progress=progress)
 
 
 def search(*, progress: Progress | None = None, started: Callable[[], None] | None = None, **given: Any) -> SearchAnswer:
@@ -106,6 +129,36 @@ def folder_name(**given: Any) -> str:
     request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS))
     words = "-".join(Path(str(value)).stem for value in (request.model, request.cluster) if value is not None)
     return "tuner-" + re.sub(r"[^A-Za-z0-9._]+", "-", words)[:80]
+
+
+def export(formats: Any, *, failed: Any = None, reduced: Any = None, version: Any = "", **given: Any) -> ExportAnswer:
+    """Return the files that launch a plan in these formats ("neutral,megatron-lm-ntp", or a list); failed: "0:3,1:5", replica and slot,
+    or reduced: how many replicas fall to the plan's fallback_tp.
+    """
+    from tuner.exporting import export_plan, read_failed
+
+    names = [name.strip() for item in _listed(formats) for name in str(item).split(",") if name.strip()]
+    problems = Problems()
+    gone = None if failed is None else problems.trying(lambda: read_failed(failed))
+    few = None if reduced is None else problems.trying(lambda: whole(reduced, "reduced"))
+    asked = problems.trying(lambda: _one_plan(given))
+    problems.raise_any()
+    assert asked is not None  # noqa: S101 (raise_any has raised otherwise)
+    job, plan, assumed, _ = asked
+    return export_plan(job, plan, assumed, names, version=str(version or ""), failed=gone, reduced=few)
+
+
+def profile_ntp(*, progress: Progress | None = None, folder: Any = None, **given: Any) -> NonuniformAnswer:
+    """Return what nonuniform tensor-parallel steps take on this machine: degrees ("4,3"), model, seq_len, global_batch, micro_batch, steps,
+    sequence_parallel, precision, trial_time; folder: keeps the log. With lose=RANK, how a run goes on when that rank is killed.
+    """
+    from tuner.nonuniform import run_nonuniform
+
+    known = ("degrees", "model", "seq_len", "global_batch", "micro_batch", "steps", "sequence_parallel", "precision", "trial_time", "lose")
+    for name in given:
+        if name not in known:
+            raise one_problem(name, "", "", "is no argument of this verb", ", ".join(known))
+    return run_nonuniform({**given, "folder": folder}, progress)
 
 
 def replay(

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from tuner.cost_model.failure_simulation import failure_trace, simulate, time_quantile
+from tuner.cost_model.failure_simulation import Walk, failure_trace, simulate, time_quantile
 from tuner.cost_model.policies import Fleet, Policy, goodput
 
 FLEET = Fleet(
@@ -37,10 +37,11 @@ POLICIES = {
 RATES = (1 / 200_000, 1 / 20_000, 1 / 6_000)
 
 
-def apart(fleet: Fleet, policy: Policy, *, seed: int = 7, against: Policy | None = None) -> float:
+def apart(fleet: Fleet, policy: Policy, *, seed: int = 11, against: Policy | None = None) -> float:
     """Return by how many standard errors of the simulation the closed form (of `against`, if given) is off."""
     told = goodput(fleet, policy)
-    seen = simulate(fleet, policy, told.interval_h, days=120, runs=32, seed=seed, waits=told.waits_h > 0 or policy.stands_in)
+    walk = Walk(policy=policy, interval_h=told.interval_h, waits=told.waits_h > 0 or policy.stands_in)
+    seen = simulate(fleet, [walk], days=120, runs=32, seed=seed)[0]
     expected = told if against is None else goodput(fleet, against)
     return max(
         abs(seen.goodput - expected.goodput) / max(seen.goodput_error, 3e-5),
@@ -71,12 +72,13 @@ def test_a_closed_form_without_packing_is_found_out() -> None:
 def test_a_wrong_number_of_units_in_a_replica_is_found_out() -> None:
     fleet = dataclasses.replace(FLEET, events_per_hour=1 / 6_000)
     told = goodput(dataclasses.replace(fleet, per_replica=8), POLICIES["drop"])
-    seen = simulate(fleet, POLICIES["drop"], told.interval_h, days=120, runs=12, seed=7)
+    seen = simulate(fleet, [Walk(policy=POLICIES["drop"], interval_h=told.interval_h)], days=120, runs=12, seed=11)[0]
     assert abs(seen.samples - told.samples) > 5 * seen.samples_error
 
 
 def test_a_seed_gives_the_same_numbers_again() -> None:
-    one, again, other = (simulate(FLEET, POLICIES["drop"], 0.5, days=10, runs=3, seed=seed) for seed in (1, 1, 2))
+    walks = [Walk(policy=POLICIES[name], interval_h=0.5) for name in ("drop", "spares", "ntp")]
+    one, again, other = (simulate(FLEET, walks, days=10, runs=3, seed=seed) for seed in (1, 1, 2))
     assert one == again
     assert one != other
 
@@ -108,7 +110,7 @@ def test_a_steady_trace_has_what_is_down_in_the_long_run() -> None:
 
 def test_two_months_of_32k_gpus_take_about_a_second() -> None:
     start = time.perf_counter()
-    simulate(PAPER, POLICIES["drop"], 0.15, days=60, runs=4, seed=0)
+    simulate(PAPER, [Walk(policy=POLICIES["drop"], interval_h=0.15)], days=60, runs=4, seed=0)
     assert time.perf_counter() - start < 8  # with room for a busy machine
 
 

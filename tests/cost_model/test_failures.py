@@ -153,6 +153,15 @@ def test_lost_samples_against_every_state() -> None:
     assert spare_replicas(np.array([1.0]), 2, 0.99) == 0
 
 
+def test_lost_samples_of_many_units_have_the_expected_mean() -> None:
+    """Most of 20,000 units are hit: the mean of the distribution is the expected loss."""
+    p = [float(at_least(j, 64, {1: 0.03})) for j in (1, 2, 3, 4)]
+    found = lost_distribution(20_000, 8, p, [1, 2, 4, 16])
+    assert found.sum() == pytest.approx(1.0, abs=1e-9)
+    share = float((found * np.arange(len(found))).sum()) / (2_500 * 16)
+    assert share == pytest.approx(float(expected_loss(20_000, 8, p, [1 / 16, 2 / 16, 4 / 16, 1.0])), rel=1e-7)
+
+
 def test_dropping_replicas_of_the_papers_job_loses_12_percent() -> None:
     """32,768 GPUs in domains of 32, eight a replica, 0.4 % down (arXiv 2504.06095, figure 6): up to 12 %."""
     p = hit_probability(0.004, 32)

@@ -151,6 +151,7 @@ PUBLISHED = {
     "mt-nlg-530b": (530, None),
     "nemotron-4-15b": (15.6, None),
     "nemotron-4-340b": (341, None),
+    "ntp-480b": (503.3, None),  # 12 h^2 L of the sizes it states, h 20480 and L 100; the paper calls it 480B
     "opt-175b": (175, None),
     "qwen2-57b-a14b": (57.4, 14),
     "qwen2.5-72b": (72.7, None),

@@ -195,6 +195,14 @@ def test_an_unknown_key_of_a_space_file_is_an_error() -> None:
         load_spec(SpaceSpec, {"axis": {"tp": [1]}}, "space.yaml")
 
 
+def test_a_plan_without_a_fallback_falls_back_to_its_own_degree() -> None:
+    fixed = {"pp": 8, "cp": 1, "vpp": 1, "micro_batch": 1, "zero": 0, "offload": "none", "pipeline_layout": "even", "recompute": "none"}
+    space = build_space(gpt3(), SpaceSpec(axes={"tp": [4, 8], "fallback_tp": [0, 3, 7]}, fix=fixed, limit=["fallback_tp>=4"]))
+    assert space.size < 100
+    kept = {(int(plan.tp), int(plan.fallback)) for plan in (space.plan_at(i) for i in range(space.size)) if space.allows(plan)}
+    assert kept == {(4, 4), (8, 8), (8, 7)}
+
+
 @pytest.mark.parametrize("text", ["tp*cp<=8", "mb >= 2", "dp*tp*pp*cp == gpus", "zero<2", "recompute==none", "pipeline_layout!=even"])
 def test_limits_that_parse(text: str) -> None:
     limit = parse_limit(text)
@@ -205,9 +213,17 @@ def test_limits_compare_as_written() -> None:
     job, plan = gpt3(), Plan(tp=8, pp=8, micro_batch=2)
     held = {
         text: bool(parse_limit(text).holds(job, plan))
-        for text in ("tp*pp<=64", "tp*pp<64", "dp=16", "microbatches==48", "2*tp>pp", "pp!=8")
+        for text in ("tp*pp<=64", "tp*pp<64", "dp=16", "microbatches==48", "2*tp>pp", "pp!=8", "fallback_tp>=8")
     }
-    assert held == {"tp*pp<=64": True, "tp*pp<64": False, "dp=16": True, "microbatches==48": True, "2*tp>pp": True, "pp!=8": False}
+    assert held == {
+        "tp*pp<=64": True,
+        "tp*pp<64": False,
+        "dp=16": True,
+        "microbatches==48": True,
+        "2*tp>pp": True,
+        "pp!=8": False,
+        "fallback_tp>=8": True,
+    }
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 JOB, RUN, SPACE, ANSWER, MEASURE, OUTPUT = "Job", "How it runs", "What to search", "What is best", "What is measured", "Output"
+FAIL, GO_ON, SIMULATE = "How GPUs fail", "How the job goes on", "Simulation"
 
 
 def _names(kind: str) -> Callable[[str], list[str]]:
@@ -60,7 +61,7 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mx
 STRATEGIES = ("exhaustive", "grid", "tpe", "gp")
 RUNNERS = ("local", "slurm", "command")
 OBJECTIVES = ("throughput", "cost", "memory", "goodput")
-KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "jobs", "spaces")
+KINDS = ("gpus", "clusters", "models", "frameworks", "calibrations", "failures", "jobs", "spaces")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +159,10 @@ class SearchOptions:
         Text,
         _opt("--objective", metavar="NAME", text=f"{', '.join(OBJECTIVES)} (throughput)", panel=ANSWER, complete=_words(*OBJECTIVES)),
     ] = None
-    failures: Annotated[
+    failure_data: Annotated[
         Text,
         _opt(
-            "--failures",
+            "--failure-data",
             metavar="NAME",
             text="How GPUs fail, for --objective goodput (llama3-herd); tuner presets failures",
             panel=ANSWER,
@@ -261,6 +262,64 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureOptions:
+    """How GPUs fail, and what the job does about it."""
+
+    failure_data: Annotated[
+        Text,
+        _opt("--failure-data", metavar="NAME", text="Preset or YAML file (llama3-herd)", panel=FAIL, complete=_names("failures")),
+    ] = None
+    mtbf: Annotated[Text, _opt("--mtbf", metavar="TIME", text='Time between failures of one GPU, like "50000 h"', panel=FAIL)] = None
+    rate_scale: Annotated[Text, _opt("--rate-scale", metavar="X", text="So many times as many failures (1)", panel=FAIL)] = None
+    hardware_share: Annotated[
+        Text, _opt("--hardware-share", metavar="SHARE", text="Of failures that need a repair, like 78%", panel=FAIL)
+    ] = None
+    repair: Annotated[Text, _opt("--repair", metavar="TIME", text='Until a broken GPU works again, like "5 d"', panel=FAIL)] = None
+    software_repair: Annotated[
+        Text, _opt("--software-repair", metavar="TIME", text="Until a GPU is back after a software failure", panel=FAIL)
+    ] = None
+    blast: Annotated[Text, _opt("--blast", metavar="GPUS", text="GPUs that a failure takes: 4, or shares, 1:0.95,4:0.05", panel=FAIL)] = (
+        None
+    )
+    failed_fraction: Annotated[
+        Text, _opt("--failed-fraction", metavar="SHARE", text="Share of GPUs that are down, instead of what the rates give", panel=FAIL)
+    ] = None
+    detection: Annotated[Text, _opt("--detection", metavar="TIME", text="Until a failure is noticed", panel=GO_ON)] = None
+    restart: Annotated[Text, _opt("--restart", metavar="TIME", text="From then until the job runs again", panel=GO_ON)] = None
+    checkpoint_write: Annotated[
+        Text, _opt("--checkpoint-write", metavar="TIME", text="For which a checkpoint stops the job", panel=GO_ON)
+    ] = None
+    checkpoint_every: Annotated[
+        Text, _opt("--checkpoint-every", metavar="TIME", text="Work between two checkpoints (the best)", panel=GO_ON)
+    ] = None
+    fallback_tp: Annotated[
+        Text, _opt("--fallback-tp", metavar="N,..", text="TP degrees to fall back to, like 30,28 (those down to 7/8 of tp)", panel=GO_ON)
+    ] = None
+    fallback_ep: Annotated[Text, _opt("--fallback-ep", metavar="N,..", text="The same of expert-parallel groups", panel=GO_ON)] = None
+    power_cap: Annotated[Text, _opt("--power-cap", metavar="X", text="Power a rack can give a GPU, of its normal one", panel=GO_ON)] = None
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Fall back from the peers' state, without a restart (zero 0)", rich_help_panel=GO_ON)
+    ] = False
+    no_packing: Annotated[
+        bool, typer.Option("--no-packing", help="Failed groups stay where they are; else restarts pack them", rich_help_panel=GO_ON)
+    ] = False
+    spares: Annotated[Text, _opt("--spares", metavar="N", text="Spare groups that stand by (as many as are needed)", panel=GO_ON)] = None
+    fixed_batch: Annotated[
+        bool, typer.Option("--fixed-batch", help="The minibatch never shrinks: spares make it up, or the job waits", rich_help_panel=GO_ON)
+    ] = False
+    quantile: Annotated[Text, _opt("--quantile", metavar="SHARE", text="Of the time for which spares suffice (0.99)", panel=GO_ON)] = None
+    domains: Annotated[Text, _opt("--domains", metavar="N,..", text="Sizes of NVLink domains to compare (8,16,32,64,72)", panel=GO_ON)] = (
+        None
+    )
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate failures event by event beside the closed forms", rich_help_panel=SIMULATE)
+    ] = False
+    days: Annotated[Text, _opt("--days", metavar="N", text="Days of a simulated trace (60)", panel=SIMULATE)] = None
+    traces: Annotated[Text, _opt("--traces", metavar="N", text="Traces (48)", panel=SIMULATE)] = None
+    seed: Annotated[Text, _opt("--seed", metavar="N", text="Seed of the traces (0)", panel=SIMULATE)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """The one plan that logs are of."""
 
@@ -296,7 +355,9 @@ def named_calibration(text: str) -> Any:
     return _opt("--calibration", metavar="NAME", text=text, panel="Options", complete=_names("calibrations"))
 
 
-ARGUMENTS = frozenset(f.name for group in (JobOptions, SearchOptions, MeasureOptions, PlanOptions, Show) for f in dataclasses.fields(group))
+ARGUMENTS = frozenset(
+    f.name for group in (JobOptions, SearchOptions, MeasureOptions, PlanOptions, FailureOptions, Show) for f in dataclasses.fields(group)
+)
 
 
 def given(*groups: Any) -> dict[str, Any]:

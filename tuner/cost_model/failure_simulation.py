@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tuner.cost_model.policies import Fleet, Policy
 
 Start = Literal["steady", "healthy"]
@@ -232,14 +234,39 @@ class Simulated:
     days: float
 
 
-def simulate(fleet: Fleet, policy: Policy, interval_h: float, *, days: float, runs: int, seed: int, waits: bool = True) -> Simulated:
-    """Return the goodput of a policy over `runs` independent traces from the same seed."""
-    found = []
-    levels = max(len(policy.losses), 1)
-    for child in np.random.SeedSequence(seed).spawn(runs):
-        rng = np.random.default_rng(child)
-        trace = failure_trace(fleet, days * 24.0, rng, levels=levels, spares=policy.spares)
-        found.append(walk(trace, fleet, policy, interval_h, rng, waits=waits))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """A policy, hours of work between its checkpoints, and whether repaired GPUs wait for the next interruption."""
+
+    policy: Policy
+    interval_h: float
+    waits: bool = True
+
+
+def simulate(
+    fleet: Fleet, walks: Sequence[Walk], *, days: float, runs: int, seed: int, progress: Callable[..., None] | None = None
+) -> list[Simulated]:
+    """Return the goodput of each policy over `runs` independent traces; those with as many spares meet the same traces. progress(words,
+    traces done, of).
+    """
+    levels = max(max(len(each.policy.losses) for each in walks), 1)
+    found: list[list[Walked]] = [[] for _ in walks]
+    for done, child in enumerate(np.random.SeedSequence(seed).spawn(runs)):
+        if progress is not None:
+            progress("simulating traces", done, runs)
+        streams = iter(child.spawn(2 * len(walks)))
+        traces: dict[int, Trace] = {}
+        for index, each in enumerate(walks):
+            spares = each.policy.spares
+            if spares not in traces:
+                traces[spares] = failure_trace(fleet, days * 24.0, np.random.default_rng(next(streams)), levels=levels, spares=spares)
+            rng = np.random.default_rng(next(streams))
+            found[index].append(walk(traces[spares], fleet, each.policy, each.interval_h, rng, waits=each.waits))
+    return [_mean(each, days) for each in found]
+
+
+def _mean(found: Sequence[Walked], days: float) -> Simulated:
+    runs = len(found)
     columns = np.array([(each.goodput, each.samples) for each in found])
     errors = columns.std(axis=0, ddof=1) / math.sqrt(runs)
     means = columns.mean(axis=0)

@@ -22,7 +22,7 @@ import numpy as np
 from tuner.arrays import Floats, Ints
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 TAIL = 1e-12  # probabilities below it are left out of sums
 
@@ -68,15 +68,17 @@ def at_least(count: int, unit: Ints, fractions: Mapping[int, float]) -> Floats:
         possible = down <= blocks
         return np.where(possible, betainc(max(down, 1), np.where(possible, blocks - down + 1.0, 1.0), fractions[blast]), 0.0)
 
-    fewer: Floats = 0.0
     sizes = tuple(fractions)
+    if len(sizes) == 1:
+        return tail(-(-count // sizes[0]), sizes[0])
+    fewer: Floats = 0.0
     for downs in product(*(range(-(-count // blast)) for blast in sizes)):
         if sum(down * blast for down, blast in zip(downs, sizes, strict=True)) < count:
             exactly: Floats = 1.0
             for down, blast in zip(downs, sizes, strict=True):
                 exactly = exactly * ((1.0 if down == 0 else tail(down, blast)) - tail(down + 1, blast))
             fewer = fewer + exactly
-    return 1.0 - fewer
+    return np.maximum(1.0 - fewer, 0.0)
 
 
 def hit_probability(fraction: float, unit: Ints, blast: int = 1) -> Floats:
@@ -168,22 +170,28 @@ def expected_samples(
     return total
 
 
+def chosen(reduced: Sequence[Reduced], unit: int, boosted: bool) -> list[Reduced]:
+    """Return what a unit with 1, 2, .. GPUs down runs as, up to where its replica is dropped: of the degrees that its n - j GPUs allow, the
+    one with the most samples, the highest of equals.
+    """
+    fitting = sorted((each for each in reduced if each.fits and each.degree < unit), key=lambda each: -each.degree)
+    found: list[Reduced] = []
+    for left in range(unit - 1, 0, -1):
+        allowed = [each for each in fitting if each.degree <= left]
+        if not allowed:
+            break
+        found.append(max(allowed, key=lambda each: float(each.boosted_samples if boosted else each.samples)))
+    return found
+
+
 def levels_of(reduced: Sequence[Reduced], unit: int, samples: Floats, boosted: bool) -> tuple[list[Floats], list[Floats]]:
     """Return (losses, overheads) for 1, 2, .. GPUs down of a unit, up to where the replica is dropped: there the loss is 1, and the
     overhead that of the last reduced degree, as other replicas may run at it.
-
-    A unit with j down runs at the largest of the reduced degrees that its n - j GPUs allow.
     """
-    losses: list[Floats] = []
-    overheads: list[Floats] = []
-    degrees = sorted((each for each in reduced if each.fits), key=lambda each: -each.degree)
-    for left in range(unit - 1, -1, -1):
-        runs = next((each for each in degrees if each.degree <= left), None)
-        if runs is None:
-            return [*losses, 1.0], [*overheads, overheads[-1] if overheads else 0.0]
-        losses.append(1.0 - (runs.boosted_samples if boosted else runs.samples) / samples)
-        overheads.append(runs.boosted_overhead if boosted else runs.overhead)
-    return losses, overheads
+    runs = chosen(reduced, unit, boosted)
+    losses = [1.0 - (each.boosted_samples if boosted else each.samples) / samples for each in runs]
+    overheads = [each.boosted_overhead if boosted else each.overhead for each in runs]
+    return [*losses, 1.0], [*overheads, overheads[-1] if overheads else 0.0]
 
 
 # What a policy makes of it: phi, samples a second over those of a healthy job of the same N GPUs.
@@ -206,21 +214,22 @@ def drop_samples(units: Ints, per_replica: Ints, probability: Floats) -> Floats:
     return 1.0 - expected_hit_replicas(units, probability, per_replica) * per_replica / units
 
 
-def spare_units(units: int, probability: float, quantile: float) -> int:
-    """Return the fewest spare units s with which U whole ones are there for `quantile` of the time: P(K <= s) of Binomial(U + s, p)."""
-    from scipy.special import betainc
-
-    def enough(spares: int) -> bool:
-        return bool(betainc(units, spares + 1, 1.0 - probability) >= quantile)
-
-    high = 1
+def fewest(enough: Callable[[int], bool]) -> int:
+    """Return the least whole number from 0 that is enough, where all larger ones are."""
+    low, high = -1, 0
     while not enough(high):
-        high *= 2
-    low = -1
+        low, high = high, 2 * high + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def spare_units(units: int, probability: float, quantile: float) -> int:
+    """Return the fewest spare units s with which U whole ones are there for `quantile` of the time: P(K <= s) of Binomial(U + s, p)."""
+    from scipy.special import betainc
+
+    return fewest(lambda spares: bool(betainc(units, spares + 1, 1.0 - probability) >= quantile))
 
 
 def lost_distribution(units: int, per_replica: int, probabilities: Sequence[float], lost: Sequence[int]) -> np.ndarray:
@@ -231,25 +240,29 @@ def lost_distribution(units: int, per_replica: int, probabilities: Sequence[floa
     """
     from scipy.stats import binom
 
-    most = int(binom.isf(TAIL, units, probabilities[0])) + 1
-    counts = np.arange(min(most, units) + 1)
-    packed = -(-counts // per_replica)
-    states = np.zeros((len(counts), 1))
-    states[:, 0] = binom.pmf(counts, units, probabilities[0])
-    before = 0
-    for j, each in enumerate(lost):
-        if j:
-            share = probabilities[j] / probabilities[j - 1] if probabilities[j - 1] > 0 else 0.0
-            states = binom.pmf(counts[:, None], counts[None, :], share) @ states
-        shifts = packed * (each - before)
-        wide = np.zeros((len(counts), states.shape[1] + int(shifts.max(initial=0))))
+    def window(probability: float) -> np.ndarray:
+        """Counts of units that are not beyond the tails."""
+        ends = binom.ppf(TAIL, units, probability), binom.isf(TAIL, units, probability)
+        return np.arange(max(int(ends[0]) - 1, 0), min(int(ends[1]) + 1, units) + 1)
+
+    counts = window(probabilities[0])
+    states = binom.pmf(counts, units, probabilities[0])[:, None]  # [count, samples lost beyond `least`]
+    least, last, before = 0, probabilities[0], 0
+    for probability, each in zip(probabilities, lost, strict=True):
+        if each == before:
+            continue
+        if units * probability < TAIL:
+            break
+        if probability < last:
+            fewer = window(probability)
+            states, counts = binom.pmf(fewer[:, None], counts[None, :], probability / last) @ states, fewer
+        shifts = -(-counts // per_replica) * (each - before)
+        least, shifts = least + int(shifts[0]), shifts - shifts[0]
+        wide = np.zeros((len(counts), states.shape[1] + int(shifts[-1])))
         for row, shift in enumerate(shifts.tolist()):
             wide[row, shift : shift + states.shape[1]] = states[row]
-        states, before = wide, each
-        used = np.nonzero(states.sum(axis=0) > TAIL * 1e-6)[0]
-        states = states[:, : int(used[-1]) + 1] if len(used) else states
-    found: np.ndarray = states.sum(axis=0)
-    return found
+        states, last, before = wide, probability, each
+    return np.concatenate([np.zeros(least), states.sum(axis=0)])
 
 
 def spare_replicas(distribution: np.ndarray, samples: int, quantile: float) -> int:

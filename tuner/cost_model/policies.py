@@ -84,8 +84,8 @@ class Fleet:
         together = math.gcd(*(blast // self.unit if blast % self.unit == 0 else 1 for blast in self.blasts))
         if together <= 1 or self.per_replica % together:
             return self
-        sizes = {"units": self.units // together, "unit": self.unit * together, "per_replica": self.per_replica // together}
-        return dataclasses.replace(self, **sizes)
+        units, per_replica = self.units // together, self.per_replica // together
+        return dataclasses.replace(self, units=units, unit=self.unit * together, per_replica=per_replica)
 
     def at_fraction(self, fraction: float) -> Fleet:
         """Return the fleet with the rate at which `fraction` of its GPUs are down, its repairs and the shares of its events kept."""
@@ -108,7 +108,8 @@ class Policy:
     losses, overheads: for 1, 2, .. GPUs down of a unit, as failures.levels_of gives them, in samples of a replica and as share of a step;
     the last loss is the whole replica. spares: units beyond the job's that stand by; makes_up: the minibatch is fixed, and the spares, as
     whole replicas, make up what is lost, or the job waits; packed: failed units are packed into the fewest replicas at a restart;
-    in_place: survivors go on with their peers' state.
+    in_place: survivors go on with their peers' state; gpus: that a unit with 1, 2, .. down uses (0 where the replica is dropped), and
+    whole_replica: whether all units of its replica then use no more.
     """
 
     name: str
@@ -118,6 +119,8 @@ class Policy:
     makes_up: bool = False
     packed: bool = True
     in_place: bool = False
+    gpus: tuple[int, ...] = ()
+    whole_replica: bool = True
 
     @property
     def stands_in(self) -> bool:
@@ -205,7 +208,7 @@ def _goodput(fleet: Fleet, policy: Policy, waits: bool) -> Goodput:
     samples = expected_phi(fleet, policy, waits_h)
     owned = fleet.gpus + policy.spares * fleet.unit
     down = owned * sum(fleet.fractions().values())
-    used = samples * owned if policy.stands_in else running
+    used = samples * owned if policy.stands_in else _used_gpus(fleet, policy, waits_h)
     return Goodput(
         policy=policy,
         samples=samples,
@@ -227,6 +230,21 @@ def _running_gpus(fleet: Fleet, policy: Policy, waits_h: float) -> float:
     dropped = float(replicas(units, p[-1], fleet.per_replica)) * fleet.per_replica
     missing = sum(units * (each - p[-1]) for each in p[:-1])
     return (units - dropped) * fleet.unit - missing
+
+
+def _used_gpus(fleet: Fleet, policy: Policy, waits_h: float) -> float:
+    """Return the mean number of GPUs that train; all that run where the policy does not say how many a reduced unit uses."""
+    if not policy.gpus:
+        return _running_gpus(fleet, policy, waits_h)
+    fleet, policy = _lumped(fleet, policy)
+    units = fleet.units + policy.spares
+    replicas = expected_hit_replicas if policy.packed else scattered_hit_replicas
+    unused, before = 0.0, fleet.unit
+    for p, used in zip(fleet.probabilities(len(policy.gpus), waits_h), policy.gpus, strict=True):
+        as_replica = policy.whole_replica or used == 0
+        hit = float(replicas(units, p, fleet.per_replica)) * fleet.per_replica if as_replica else units * p
+        unused, before = unused + hit * (before - used), used
+    return units * fleet.unit - unused
 
 
 def expected_phi(fleet: Fleet, policy: Policy, waits_h: float = 0.0) -> float:

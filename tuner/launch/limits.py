@@ -31,6 +31,11 @@ def refusals(job: Job, plan: Plan, microbatches: int = 0) -> list[str]:
             *_about_recompute(job, plan), *_about_knobs(job, plan)]  # fmt: skip
 
 
+def refusals_of_job(job: Job) -> list[str]:
+    """Return why the built-in workload does not run a job in any plan."""
+    return list(_about_the_job(job))
+
+
 def _about_the_job(job: Job) -> Iterator[str]:
     model = job.model
     if job.task != "pretrain":

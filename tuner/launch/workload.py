@@ -39,10 +39,10 @@ def main() -> int:
     try:
         trial = read_trial(options.trial)
     except TunerError as error:
-        return _refuse(str(error).splitlines())
+        return refuse(str(error).splitlines())
     why = [*dict.fromkeys(line for count in _counts(trial) for line in refusals(trial.job, trial.plan, count)), *_about_this_machine(trial)]
     if why:
-        return _refuse(why)
+        return refuse(why)
     return _run(trial, balanced=options.routing == "balanced")
 
 
@@ -61,19 +61,22 @@ def _counts(trial: Trial) -> tuple[int, ...]:
     return trial.short or (trial.microbatches,)
 
 
-def _rank() -> int:
+def own_rank() -> int:
+    """Return this process's rank, as it was started."""
     return int(os.environ.get("RANK", "0"))
 
 
-def _refuse(why: list[str]) -> int:
-    if _rank() == 0:
+def refuse(why: list[str]) -> int:
+    """Say why a trial is not run; return the exit code."""
+    if own_rank() == 0:
         for line in why:
-            _say(f"tuner-refused: {line}")
+            say(f"tuner-refused: {line}")
     return REFUSED
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")  # one write, so that ranks' lines do not mix
+def say(line: str) -> None:
+    """Print a line to stdout in one write, so that ranks' lines do not mix."""
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
@@ -100,13 +103,13 @@ def _run(trial: Trial, *, balanced: bool) -> int:
     from tuner.launch.engine.experts import Routing
     from tuner.launch.engine.training import Training
 
-    device = _device()
+    device = device_of_rank()
     if device.type == "cuda" and (why := _about_gpus(trial)):
-        return _refuse(why)
+        return refuse(why)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        if _rank() == 0:
-            _say("tuner-versions " + json.dumps(_versions(device)))
+        if own_rank() == 0:
+            say("tuner-versions " + json.dumps(versions(device)))
         counts = _counts(trial)
         training = Training(trial.job, trial.plan, device, microbatches=counts[0], routing=Routing(balanced=balanced))
         gc.disable()  # a collection in the middle of a step would be measured
@@ -114,14 +117,15 @@ def _run(trial: Trial, *, balanced: bool) -> int:
             if len(counts) > 1:
                 training.hold(counts[step % len(counts)])
             _train(training, step, device)
-        _say("tuner-rank " + json.dumps({"rank": dist.get_rank(), **_memory(device), "compute_s": _compute_seconds(trial, device)}))
+        say("tuner-rank " + json.dumps({"rank": dist.get_rank(), **memory(device), "compute_s": _compute_seconds(trial, device)}))
         torch.distributed.barrier()
     finally:
         dist.destroy_process_group()
     return 0
 
 
-def _device() -> torch.device:
+def device_of_rank() -> torch.device:
+    """Return the accelerator of this rank, or the CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -133,17 +137,17 @@ def _device() -> torch.device:
 
 def _train(training: Training, step: int, device: torch.device) -> None:
     batch = training.batch(step)
-    start = _together(device)
+    start = together(device)
     part = training.step(batch)
-    seconds = _together(device) - start
+    seconds = together(device) - start
     loss = training.mean_loss(part)
-    if _rank() == 0:
+    if own_rank() == 0:
         record = {"step": step + 1, "seconds": round(seconds, 6), "loss": round(loss, 6), "microbatches": training.microbatches}
-        _say("tuner-step " + json.dumps(record))
+        say("tuner-step " + json.dumps(record))
     gc.collect(1)
 
 
-def _together(device: torch.device) -> float:
+def together(device: torch.device) -> float:
     """Return the time at which every rank has come here with its device idle."""
     import torch
 
@@ -153,7 +157,8 @@ def _together(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _memory(device: torch.device) -> dict[str, int | None]:
+def memory(device: torch.device) -> dict[str, int | None]:
+    """Return this rank's peaks of memory, in bytes."""
     import torch
 
     cuda = device.type == "cuda"
@@ -183,7 +188,8 @@ def _compute_seconds(trial: Trial, device: torch.device) -> float:
     return round(sorted(times)[2], 9)
 
 
-def _versions(device: torch.device) -> dict[str, Any]:
+def versions(device: torch.device) -> dict[str, Any]:
+    """Return what runs: versions of packages and the device."""
     import torch
 
     from tuner import __version__
@@ -196,4 +202,7 @@ def _versions(device: torch.device) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    CODE = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(CODE)  # all is said: gloo's threads, torn down with the interpreter, now and then abort a run that ended well

@@ -99,10 +99,11 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
         Column("cost", [money(row["run"]) for row in rows], rank=6),
-        Column("goodput %", [percent(row["goodput"], 2) if "goodput" in row else "" for row in rows], rank=0),
         Column("1 GPU lost", [lost_short(row["one_gpu_lost"]) for row in rows], rank=4, left=True),
         Column("basis", [row["basis"] for row in rows], rank=0 if measured else 6, left=True),
     ]
+    if record["failures"]:
+        columns.insert(-2, Column("goodput %", [percent(row["goodput"], 2) for row in rows]))
     styles: dict[int, Callable[[str], str]] = {0: page.good} if record["ranking"] else {}
     if own:
         styles[len(rows) - 1] = page.warn
@@ -145,7 +146,7 @@ def speeds(row: dict[str, Any]) -> str:
 def goodput_words(record: dict[str, Any]) -> str:
     """Return which failures the ranking counts, and what the best plan keeps."""
     of, best = record["failures"], record["ranking"][0]
-    rates = f"{of['name']}: a GPU fails every {show_seconds(of['mtbf_s'])} and is away for {show_seconds(of['repair_s'])}"
+    rates = f"{of['name']}: a GPU fails every {of['mtbf_s'] / 3600:,.0f} h and is away for {of['repair_s'] / 3600:,.0f} h"
     kept = f"{percent(best['goodput'], 2)} % of the samples a second are left on average, restarts not counted"
     return f"{rates}, so {100 * of['failed_fraction']:.2g} % are down; {kept}"
 
@@ -159,7 +160,8 @@ def lost_short(lost: dict[str, Any]) -> str:
 def lost_words(lost: dict[str, Any]) -> str:
     """Return what one lost GPU costs the best plan, and what would avoid it."""
     if lost["way"] == "drop":
-        less = f"one GPU costs {percent(-lost['change'])} %: its replica is dropped, {lost['degree']} -> {lost['to']}"
+        less = f"one GPU costs {percent(-lost['change'])} %: its replica is dropped, dp {lost['degree']} -> {lost['to']}"
+        less = less if lost["to"] else "one GPU stops the job: no other replica is left"
         return less + (f" ({lost['why']})" if lost["why"] else "")
     names = {"tp": "tensor-parallel", "ep": "expert-parallel"}
     text = f"one GPU costs {percent(-lost['change'])} % where its {names[lost['way']]} group goes on at {lost['to']} of {lost['degree']}"
@@ -209,6 +211,7 @@ def kept_words(plan: dict[str, Any]) -> str:
     words += [f"layout {plan['pipeline_layout']}"] if plan["pp"] > 1 and plan["pipeline_layout"] != "even" else []
     words += [f"schedule {plan['schedule']}"] if plan["pp"] > 1 and plan["schedule"] != "1f1b" else []
     words += [f"cp by {plan['cp_kind']}"] if plan["cp"] > 1 else []
+    words += [f"fallback to tp {plan['fallback_tp']}"] if plan["fallback_tp"] != plan["tp"] else []
     words += [f"offload {plan['offload']}"] if plan["offload"] != "none" else []
     return ", ".join(words)
 

@@ -129,6 +129,7 @@ def plan_words(plan: dict[str, Any]) -> str:
     parts.append(f"zero {plan['zero']}")
     usual = {"shard_group": 0, "schedule": "1f1b", "offload": "none", "cp_kind": "p2p", "pipeline_layout": "even"}
     parts += [knob_words(name, plan[name]) for name, value in usual.items() if plan[name] != value]
+    parts += [knob_words("fallback_tp", plan["fallback_tp"])] if plan["fallback_tp"] != plan["tp"] else []
     return ", ".join(parts)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 # Knobs that count something, and what is derived from a plan and a job.
-NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "zero", "shard_group", "sequence_parallel")
+NUMBERS = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch", "zero", "shard_group", "fallback_tp", "sequence_parallel")
 DERIVED = ("dp", "edp", "microbatches", "gpus")
 WORDS = ("recompute", "schedule", "offload", "cp_kind", "pipeline_layout", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 
@@ -46,8 +46,9 @@ class Limit:
 
     @property
     def knobs(self) -> tuple[str, ...]:
-        """The knobs it names, derived ones too."""
-        return tuple(factor for factor in (*self.left, *self.right) if isinstance(factor, str))
+        """The knobs it depends on, derived ones too: a fallback that is none is tp."""
+        named = tuple(factor for factor in (*self.left, *self.right) if isinstance(factor, str))
+        return (*named, "tp") if "fallback_tp" in named else named
 
     def holds(self, job: Job, plan: Plan) -> Bools:
         """Return the mask of the plans inside the limit."""
@@ -72,6 +73,7 @@ def _value(job: Job, plan: Plan, name: str) -> Ints:
         "edp": lambda: plan.edp(job.gpus),
         "microbatches": lambda: plan.microbatches(job.gpus, job.global_batch),
         "gpus": lambda: job.gpus,
+        "fallback_tp": lambda: plan.fallback,
     }
     return derived[name]() if name in derived else getattr(plan, name)
 

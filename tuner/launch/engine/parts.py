@@ -24,7 +24,8 @@ class Part:
     """What a rank holds of a parameter.
 
     key: the parameter's name in the whole model, which seeds its values; shape: of the whole; deviation: of its normal values (0: all
-    are `mean`); cut: takes this rank's part out of the whole; sums: over which group partial gradients are summed ("": they are whole);
+    are `mean`); cut: takes this rank's part out of the whole; axis, units: along which dimension tensor-parallel ranks share it out (None:
+    they do not), in how many pieces of one size; sums: over which group partial gradients are summed ("": they are whole);
     copies: tensor-parallel ranks that hold the same values; expert: whether it is replicated like experts are; tied: whether the first
     and the last stage both hold it.
     """
@@ -34,6 +35,8 @@ class Part:
     deviation: float
     mean: float = 0.0
     cut: Callable[[Tensor], Tensor] = _whole
+    axis: int | None = None
+    units: int = 0
     sums: Literal["", "tp", "copies"] = ""
     copies: int = 1
     expert: bool = False

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tuner.launch.engine.tensor_parallel import summed_loss
-from tuner.launch.engine.transformer import Setting, Stage, compute_type
+from tuner.launch.engine.transformer import Setting, Stage
 from tuner.plan import SCHEDULES
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Pipeline:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return this rank's part of the step's mean loss."""
-        return summed_loss(logits, targets, self.setting.mesh.tp, self.setting.job.model.vocab) * self.scale
+        return summed_loss(logits, targets, self.setting.tp, self.setting.job.model.vocab) * self.scale
 
     def run(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Run the (batch, seq) tokens of this replica forward and backward; return its part of the mean loss (0 but on the last stage)."""
@@ -68,7 +68,7 @@ class Pipeline:
         from torch.distributed.pipelining import PipelineStage
 
         job, plan, mesh, tp = self.setting.job, self.setting.plan, self.setting.mesh, self.setting.tp
-        batch, seq, dtype = int(plan.micro_batch), job.seq_len // mesh.cp.size, compute_type(job.precision)
+        batch, seq, dtype = int(plan.micro_batch), job.seq_len // mesh.cp.size, self.setting.dtype
         tokens = torch.empty(batch, seq, dtype=torch.long, device="meta")
         rows = seq // tp.group.size if tp.sequence else seq
         hidden = torch.empty(rows, batch, job.model.hidden, dtype=dtype, device="meta", requires_grad=True)

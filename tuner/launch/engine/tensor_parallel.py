@@ -8,6 +8,7 @@ dispatch costs more than the tiny model's own products.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,11 +27,22 @@ EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven:
+    """Shares that need not be equal or contiguous. units: which of so many units this rank holds, in its order; most: the largest degree
+    of any replica, which tells for all of them whether there are units enough.
+    """
+
+    units: Callable[[int], tuple[int, ...]]
+    most: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallel:
-    """A rank's tensor-parallel group, and whether sequences are cut over it between the blocks."""
+    """A rank's tensor-parallel group, and whether sequences are cut over it between the blocks. uneven: None where all shares are equal."""
 
     group: Group
     sequence: bool
+    uneven: Uneven | None = None
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the input of a block's column-parallel products."""
@@ -45,14 +57,40 @@ class TensorParallel:
         each = size // self.group.size
         return slice(self.group.index * each, (self.group.index + 1) * each)
 
+    def cut(self, size: int, units: int) -> slice | Tensor:
+        """Return this rank's share of `size` things that come in `units` pieces of one size: a slice, or indices in this rank's order."""
+        if self.uneven is None:
+            return self.share(size)
+        each = size // units
+        return (torch.tensor(self.uneven.units(units), dtype=torch.long)[:, None] * each + torch.arange(each)).flatten()
+
+    def rows(self, tokens: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+        """Return which of its rows of a table of `vocab` rows a rank uses for each token (0 where it has none), and where it has one."""
+        if self.uneven is None:
+            each = -(-vocab // self.group.size)
+            local = tokens - self.group.index * each
+            inside = (local >= 0) & (local < each)
+        else:
+            local = _rows_of(self.uneven.units(vocab), vocab, tokens.device)[tokens]
+            inside = local >= 0
+        return local.masked_fill(~inside, 0), inside
+
     def replicated(self, key: str, shape: tuple[int, ...], *, deviation: float = 0.0, mean: float = 0.0, always: bool = False) -> Part:
         """Return the part of a parameter that all ranks hold; its gradient is partial where sequences are cut (or `always`)."""
-        partial = self.group.size > 1 and (self.sequence or always)
+        partial = (self.group.size > 1 or self.uneven is not None) and (self.sequence or always)
         return Part(key=key, shape=shape, deviation=deviation, mean=mean, sums="tp" if partial else "", copies=self.group.size)
 
 
-def taker(dim: int, index: slice) -> Callable[[Tensor], Tensor]:
-    """Return what takes a slice along one dimension."""
+@cache
+def _rows_of(units: tuple[int, ...], vocab: int, device: torch.device) -> Tensor:
+    """Return where each token's row stands among `units`, -1 for those that are not there."""
+    table = torch.full((vocab,), -1, dtype=torch.long)
+    table[torch.tensor(units, dtype=torch.long)] = torch.arange(len(units))
+    return table.to(device)
+
+
+def taker(dim: int, index: slice | Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what takes a slice, or some indices, along one dimension."""
 
     def take(full: Tensor) -> Tensor:
         return full[(slice(None),) * dim + (index,)]
@@ -61,17 +99,22 @@ def taker(dim: int, index: slice) -> Callable[[Tensor], Tensor]:
 
 
 class Columns(Parts):
-    """y = x W^T + b with the rows of W (groups, width, hidden) cut along `width`: `groups` stacked matrices of one width."""
+    """y = x W^T + b with the rows of W (groups, width, hidden) cut along `width`: `groups` stacked matrices of one width.
+
+    units: pieces of the width that are not cut (0: single columns).
+    """
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, key: str, tp: TensorParallel, *, groups: int, width: int, inputs: int, bias: bool) -> None:
+    def __init__(self, key: str, tp: TensorParallel, *, groups: int, width: int, inputs: int, bias: bool, units: int = 0) -> None:
         super().__init__()
-        cut, self.inputs = tp.share(width), inputs
-        self.hold("weight", Part(key=f"{key}.weight", shape=(groups, width, inputs), deviation=inputs**-0.5, cut=taker(1, cut)))
+        units = units or width
+        cut, self.inputs = taker(1, tp.cut(width, units)), inputs
+        shape = (groups, width, inputs)
+        self.hold("weight", Part(key=f"{key}.weight", shape=shape, deviation=inputs**-0.5, cut=cut, axis=1, units=units))
         if bias:
-            self.hold("bias", Part(key=f"{key}.bias", shape=(groups, width), deviation=0.0, cut=taker(1, cut)))
+            self.hold("bias", Part(key=f"{key}.bias", shape=shape[:2], deviation=0.0, cut=cut, axis=1, units=units))
         self.biased = bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,11 +129,11 @@ class Rows(Parts):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, key: str, tp: TensorParallel, *, width: int, inputs: int, bias: bool) -> None:
+    def __init__(self, key: str, tp: TensorParallel, *, width: int, inputs: int, bias: bool, units: int = 0) -> None:
         super().__init__()
-        self.tp, self.biased = tp, bias
-        cut = tp.share(inputs)
-        self.hold("weight", Part(key=f"{key}.weight", shape=(width, inputs), deviation=inputs**-0.5, cut=taker(1, cut)))
+        self.tp, self.biased, units = tp, bias, units or inputs
+        cut = taker(1, tp.cut(inputs, units))
+        self.hold("weight", Part(key=f"{key}.weight", shape=(width, inputs), deviation=inputs**-0.5, cut=cut, axis=1, units=units))
         if bias:
             self.hold("bias", tp.replicated(f"{key}.bias", (width,)))
 
@@ -121,7 +164,10 @@ class Norm(Parts):
 
 
 def vocabulary_part(vocab: int, hidden: int, tp: TensorParallel, key: str, *, tied: bool) -> Part:
-    """Return the part of a (vocab, hidden) table: rows cut over the group, padded to equal shares."""
+    """Return the part of a (vocab, hidden) table: rows cut over the group, padded to equal shares (not where shares may be unequal)."""
+    if tp.uneven is not None:
+        rows_held = taker(0, tp.cut(vocab, vocab))
+        return Part(key=key, shape=(vocab, hidden), deviation=hidden**-0.5, cut=rows_held, axis=0, units=vocab, tied=tied)
     padded = -(-vocab // tp.group.size) * tp.group.size
     rows = tp.share(padded)
 
@@ -138,7 +184,7 @@ class Embedding(Parts):
 
     def __init__(self, part: Part, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.vocab = tp, part.shape[0]
         self.hold("weight", part)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -146,10 +192,9 @@ class Embedding(Parts):
         tokens = tokens.t()
         if self.tp.group.size == 1:
             return F.embedding(tokens, self.weight)
-        local = tokens - self.tp.group.index * self.weight.shape[0]
-        outside = (local < 0) | (local >= self.weight.shape[0])
-        found = F.embedding(local.masked_fill(outside, 0), self.weight)
-        return self.tp.leave(found.masked_fill(outside[..., None], 0.0))
+        local, inside = self.tp.rows(tokens, self.vocab)
+        found = F.embedding(local, self.weight)
+        return self.tp.leave(found.masked_fill(~inside[..., None], 0.0))
 
 
 class Head(Parts):
@@ -174,17 +219,15 @@ class _VocabularyLoss(torch.autograd.Function):
     """Sum of -log softmax at the targets over logits whose last dimension is cut over a group. Keeps the softmax for the backward."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocab: int) -> Tensor:
-        scores = logits.float()
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, tp: TensorParallel, vocab: int) -> Tensor:
+        scores, group = wide(logits), tp.group
         start = group.index * scores.shape[-1]
-        if start + scores.shape[-1] > vocab:
+        if tp.uneven is None and start + scores.shape[-1] > vocab:
             scores = scores.index_fill(-1, torch.arange(max(vocab - start, 0), scores.shape[-1], device=scores.device), -torch.inf)
         top = scores.amax(-1)
         torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX, group=group.handle)
         probability = (scores - top[..., None]).exp_()
-        local = targets - start
-        inside = (local >= 0) & (local < scores.shape[-1])
-        local = local.masked_fill(~inside, 0)
+        local, inside = tp.rows(targets, vocab)
         at_target = scores.gather(-1, local[..., None])[..., 0].sub(top).masked_fill(~inside, 0.0)
         sums = collectives.summed(torch.stack((probability.sum(-1), at_target)), group)
         probability.div_(sums[0][..., None])
@@ -199,10 +242,15 @@ class _VocabularyLoss(torch.autograd.Function):
         return (probability * grad).to(ctx.dtype), None, None, None
 
 
-def summed_loss(logits: Tensor, targets: Tensor, group: Group, vocab: int) -> Tensor:
-    """Return the sum of the cross-entropies of (seq, batch, vocab / tp) logits against (batch, seq) targets, in nats, fp32."""
+def wide(x: Tensor) -> Tensor:
+    """Return `x` in fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def summed_loss(logits: Tensor, targets: Tensor, tp: TensorParallel, vocab: int) -> Tensor:
+    """Return the sum of the cross-entropies of (seq, batch, vocab / tp) logits against (batch, seq) targets, in nats, fp32 at least."""
     targets = targets.t()
-    if group.size == 1:
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-    result: Tensor = _VocabularyLoss.apply(logits, targets, group, vocab)  # type: ignore[no-untyped-call]
+    if tp.group.size == 1:
+        return F.cross_entropy(wide(logits).flatten(0, 1), targets.flatten(), reduction="sum")
+    result: Tensor = _VocabularyLoss.apply(logits, targets, tp, vocab)  # type: ignore[no-untyped-call]
     return result

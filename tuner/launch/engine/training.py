@@ -61,7 +61,8 @@ class Training:
     def _chunks(self, routing: Routing) -> list[Stage]:
         job, plan, mesh = self.job, self.plan, self.mesh
         tp = TensorParallel(group=mesh.tp, sequence=bool(plan.sequence_parallel) and mesh.tp.size > 1)
-        self.setting = Setting(job=job, plan=plan, mesh=mesh, tp=tp, recompute=Recompute.of(plan), routing=routing)
+        recompute, dtype = Recompute.of(plan), compute_type(job.precision)
+        self.setting = Setting(job=job, plan=plan, mesh=mesh, tp=tp, recompute=recompute, routing=routing, dtype=dtype)
         layers = chunk_layers(job.model.layers, plan)
         mine = range(mesh.pp.index, len(layers), mesh.pp.size)
         return [Stage(layers[i], self.setting, first=i == 0, last=i == len(layers) - 1) for i in mine]

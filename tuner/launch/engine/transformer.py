@@ -19,6 +19,7 @@ from tuner.plan import CP_KINDS
 if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.launch.engine.mesh import Mesh
+    from tuner.model import Model
     from tuner.plan import Plan
 
 ROTARY_BASE = 10_000.0
@@ -28,7 +29,7 @@ _CP_NAMES = {code: name for name, code in CP_KINDS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What every module of a rank is built from."""
+    """What every module of a rank is built from. dtype: of activations."""
 
     job: Job
     plan: Plan
@@ -36,6 +37,7 @@ class Setting:
     tp: TensorParallel
     recompute: Recompute
     routing: Routing
+    dtype: torch.dtype
 
     @property
     def dropout(self) -> float:
@@ -51,11 +53,12 @@ class Attention(Parts):
         self.setting, self.window = setting, window
         model, tp = setting.job.model, setting.tp
         bias = model.biases or model.qkv_bias
-        self.query = Columns(f"{key}.query", tp, groups=1, width=model.heads * model.head_dim, inputs=model.hidden, bias=bias)
+        units = attention_units(model, tp)
+        self.query = Columns(f"{key}.query", tp, groups=1, width=model.heads * model.head_dim, inputs=model.hidden, bias=bias, units=units)
         self.width, self.biased = model.head_dim, bias
         self.key_values = KeyValues(f"{key}.key_values", setting, bias=bias)
         self.output = Rows(f"{key}.output", tp, width=model.hidden, inputs=model.heads * model.head_dim,
-                           bias=model.biases or model.output_bias)  # fmt: skip
+                           bias=model.biases or model.output_bias, units=units)  # fmt: skip
         self.query_norm = Norm(f"{key}.query_norm", tp, width=model.head_dim, layer=False, always=True) if model.qk_norm else None
         self.key_norm = Norm(f"{key}.key_norm", tp, width=model.head_dim, layer=False, always=True) if model.qk_norm else None
 
@@ -94,30 +97,64 @@ _CONTEXT = {
 
 
 class KeyValues(Parts):
-    """Key and value projections of a rank's key heads."""
+    """Key and value projections of a rank's key heads.
+
+    Where equal shares are more than the key heads, ranks hold copies. Where unequal ones are, every rank holds all key heads, uses
+    those that its query heads (`uses`) attend to, and gives one to each query head (`of_query`): a group is split over ranks then.
+    """
 
     weight: Tensor
     bias: Tensor
 
     def __init__(self, key: str, setting: Setting, *, bias: bool) -> None:
         super().__init__()
-        model, tp, copies = setting.job.model, setting.tp.group, setting.mesh.copies
-        each = max(model.kv_heads // tp.size, 1)
-        first = tp.index // copies.size * each
-        cut = taker(1, slice(first, first + each))
+        model, tp = setting.job.model, setting.tp
         self.width, self.inputs, self.biased = model.head_dim, model.hidden, bias
+        self.uses: Tensor | None = None
         shape = (2, model.kv_heads, model.head_dim, model.hidden)
+        for name, size, deviation in (("weight", 4, model.hidden**-0.5), ("bias", 3, 0.0)):
+            if name == "bias" and not bias:
+                continue
+            if splits_groups(model, tp):
+                part = tp.replicated(f"{key}.{name}", shape[:size], deviation=deviation, always=True)
+            else:
+                part = self._cut(f"{key}.{name}", shape[:size], deviation, setting)
+            self.hold(name, part)
+        if tp.uneven is not None and splits_groups(model, tp):
+            wanted = torch.tensor(tp.uneven.units(model.heads)) // (model.heads // model.kv_heads)
+            self.uses, self.of_query = wanted.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _cut(key: str, shape: tuple[int, ...], deviation: float, setting: Setting) -> Part:
+        tp, copies, heads = setting.tp, setting.mesh.copies, shape[1]
+        if tp.uneven is not None:
+            return Part(key=key, shape=shape, deviation=deviation, cut=taker(1, tp.cut(heads, heads)), axis=1, units=heads)
+        each = max(heads // tp.group.size, 1)
+        first = tp.group.index // copies.size * each
+        cut = taker(1, slice(first, first + each))
         sums: Literal["", "copies"] = "copies" if copies.size > 1 else ""
-        self.hold("weight", Part(key=f"{key}.weight", shape=shape, deviation=model.hidden**-0.5, cut=cut, sums=sums, copies=copies.size))
-        if bias:
-            self.hold("bias", Part(key=f"{key}.bias", shape=shape[:3], deviation=0.0, cut=cut, sums=sums, copies=copies.size))
+        return Part(key=key, shape=shape, deviation=deviation, cut=cut, sums=sums, copies=copies.size)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values, (seq, batch, heads, head_dim) each."""
-        bias = self.bias.flatten() if self.biased else None
-        both = F.linear(x, self.weight.view(-1, self.inputs), bias)
+        weight, bias = self.weight, self.bias if self.biased else None
+        if self.uses is not None:
+            weight, bias = weight[:, self.uses], None if bias is None else bias[:, self.uses]
+        both = F.linear(x, weight.reshape(-1, self.inputs), None if bias is None else bias.flatten())
         both = both.view(*x.shape[:2], 2, -1, self.width)
+        if self.uses is not None:
+            both = both[..., self.of_query, :]
         return both[..., 0, :, :], both[..., 1, :, :]
+
+
+def splits_groups(model: Model, tp: TensorParallel) -> bool:
+    """Whether query heads of one key head are on several ranks that have unequal shares: where there are fewer key heads than ranks."""
+    return tp.uneven is not None and model.kv_heads < tp.uneven.most
+
+
+def attention_units(model: Model, tp: TensorParallel) -> int:
+    """Return in how many pieces attention is shared out: key heads with their query heads or, where these are split, query heads."""
+    return model.heads if splits_groups(model, tp) else model.kv_heads
 
 
 def turns(places: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -253,7 +290,7 @@ class Stage(Parts):
             x = x + self.learned[self._cut(self._positions(tokens.device))][:, None]
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        x = x.to(compute_type(self.setting.job.precision))
+        x = x.to(self.setting.dtype)
         return F.dropout(x, self.setting.dropout) if self.setting.dropout else x
 
     def _positions(self, device: torch.device) -> Tensor:
@@ -268,7 +305,7 @@ class Stage(Parts):
         """Note the positions of a context rank's tokens, and number those of this rank's own (position x batch + sequence)."""
         model, held = self.setting.job.model, self._positions(device)
         if model.positions == "rotary":
-            self._turn = turns(held, model.head_dim, compute_type(self.setting.job.precision))
+            self._turn = turns(held, model.head_dim, self.setting.dtype)
         self._places = (self._cut(held)[:, None] + torch.zeros(batch, dtype=torch.long, device=device)).flatten()
 
 
