@@ -31,8 +31,11 @@ def test_every_field_of_a_plan_is_spelled_or_said_not_to_be(launcher: Launcher) 
 @by_name
 @pytest.mark.parametrize("model", SIZES)
 def test_what_was_written_reads_back_as_the_same_plan(launcher: Launcher, model: str) -> None:
-    """Idle knobs apart. A plan of which a knob cannot be spelled is refused, naming it."""
+    """Idle knobs apart. A plan of which a knob cannot be spelled is refused, naming it; so is one whose knobs the framework does not run
+    together, of which there are few.
+    """
     job = job_of(launcher.framework, model)
+    written = refused_together = 0
     for plan in legal_plans(launcher.framework, model):
         lost = sorted(set(used(plan)) & set(launcher.cannot))
         if lost:
@@ -41,18 +44,34 @@ def test_what_was_written_reads_back_as_the_same_plan(launcher: Launcher, model:
             assert {problem.path for problem in refused.value.problems} >= set(lost)
             continue
         for version in launcher.versions or ("",):
-            files = launcher.write(job, plan, version).files
+            try:
+                files = launcher.write(job, plan, version).files
+            except SpecError as refused_too:
+                assert {problem.path for problem in refused_too.problems} <= set(used(plan))
+                refused_together += 1
+                continue
+            written += 1
             read = [name for name, text in files.items() if launcher.reads(name, text)]
             assert read, f"{launcher.name} does not know its own files: {list(files)}"
             found = launcher.read({name: files[name] for name in read})
             assert not found.problems and not found.unknown, (found.problems, found.unknown)
             knobs = {name: value for name, value in found.plan.items() if name not in ("edp",)}
             again, _ = read_plan(knobs, job, launcher.name)
-            assert used(again) == used(plan), f"{launcher.name} {version}: {files}"
+            assert dealt(again) == dealt(plan), f"{launcher.name} {version}: {files}"
             assert found.gpus in (None, job.gpus)
             for name in ("seq_len", "global_batch", "precision"):
                 if name in found.job:
                     assert str(found.job[name]) == str(getattr(job, name)), name
+    assert refused_together <= written
+
+
+def dealt(plan: Plan) -> dict[str, int]:
+    """Return the used fields. Of two chunks, embedding and loss that count as as many layers each deal as if neither counted."""
+    found = used(plan)
+    if plan.pp * plan.vpp == 2:
+        first, last = (found.pop(name, 0) for name in ("embedding_layers", "loss_layers"))
+        found["loss_layers"] = last - first
+    return found
 
 
 @by_name

@@ -14,6 +14,7 @@ from tuner.launch.launchers.megatron_layout import counted, layout_of, parse_lay
 from tuner.launch.launchers.settings import Aspect, Kind, Meaning, refusal
 from tuner.plan import ALL_LAYERS, CP_KINDS, FULL, OFFLOADS, RECOMPUTE_MODULES
 from tuner.plan_text import layout_text
+from tuner.plan_text import parse_layout as parse_layout_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -310,9 +311,12 @@ def _take_full(values: Values) -> Meaning:
     if method == "uniform":
         why = f"full: it keeps the input of every {count}. layer, and a plan counts each layer's"
         return Meaning(plan={"recompute": "full"}, assumed={"recompute": why} if count > 1 else {})
-    vpp = _take_pipeline(values).plan.get("vpp", 1)
+    pipeline = _take_pipeline(values).plan
+    dealt = parse_layout_text(str(pipeline.get("pipeline_layout", "even")))
+    some = count * pipeline.get("vpp", 1)
     layers, pp = values.get("num_layers"), values.get("pipeline_model_parallel_size") or 1
-    return Meaning(plan={"recompute": "full" if layers and count * vpp >= -(-layers // pp) else f"full:{count * vpp}"})
+    every = layers and some * pp >= layers + sum(dealt.values())
+    return Meaning(plan={"recompute": "full" if every else f"full:{some}"})
 
 
 # -- what data-parallel ranks share
@@ -461,10 +465,9 @@ def _put_graphs(ask: Ask) -> dict[str, Any]:
         recomputed = bool(int(plan.recompute) & RECOMPUTE_MODULES["moe"])
         parts = ["attn"] if recomputed else ["attn", "moe_router", "moe_preprocess"]
         return {"cuda_graph_impl": "transformer_engine", _modules(dialect): parts}
-    whole: dict[str, Any] = {"cuda_graph_impl": "full_iteration"}
     if "scope" in dialect.traits:
-        whole: dict[str, Any] = {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]}
-    return {**whole, "check_for_nan_in_loss_and_grad": False}
+        return {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"], "check_for_nan_in_loss_and_grad": False}
+    return {"cuda_graph_impl": "full_iteration", "check_for_nan_in_loss_and_grad": False}
 
 
 def _modules(dialect: Dialect) -> str:

@@ -93,7 +93,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aspect:
-    """Settings that mean something together. put: job and plan to settings (None: left out); take: settings to their meaning; group: under which heading."""
+    """Settings that mean something together. group: under which heading; keys: their names; put: job and plan to settings (None: left
+    out); take: settings to their meaning.
+    """
 
     group: str
     keys: tuple[str, ...]
