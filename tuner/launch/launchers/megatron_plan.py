@@ -460,6 +460,8 @@ def _put_graphs(ask: Ask) -> dict[str, Any]:
     if "graphs-flag" in dialect.traits:
         if plan.recompute:
             raise refusal(dialect, "cuda_graphs", 1, "its release captures no layer that is recomputed", "recompute = none")
+        if moe:
+            raise refusal(dialect, "cuda_graphs", 1, "what its release captures of a mixture of experts was not checked")
         return {"enable_cuda_graph": True}
     if moe:
         recomputed = bool(int(plan.recompute) & RECOMPUTE_MODULES["moe"])
