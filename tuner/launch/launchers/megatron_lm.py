@@ -174,7 +174,7 @@ class MegatronLm:
         notes.append("data are made up (--mock-data): put --data-path and a tokenizer in place of DATA_ARGS to train")
         text = _SCRIPT.format(
             release=release,
-            environment="\n".join(_environment(job, plan)),
+            environment="\n".join(environment_lines(job, plan)),
             per_node=min(job.cluster.gpus_per_node, job.gpus),
             nodes=-(-job.gpus // job.cluster.gpus_per_node),
             arrays="\n".join(_array(title, words) for title, words in arrays.items() if any(words)),
@@ -313,7 +313,8 @@ def _array(title: str, flags: Sequence[Sequence[str]]) -> str:
     return f"{title}=(\n" + "\n".join(f"    {line}" for line in lines) + "\n)"
 
 
-def _environment(job: Job, plan: Plan) -> Iterator[str]:
+def environment_lines(job: Job, plan: Plan) -> Iterator[str]:
+    """Yield the lines of a script that set the environment, each with its reason."""
     for name, value, why in megatron_core.environment(job, plan):
         yield f"unset {name}  # {why}" if not value else f"export {name}={shlex.quote(value)}  # {why}"
 

@@ -133,7 +133,7 @@ class Primus:
         scripts = [read_script(script, path) for path, script in files.items() if path not in configs]
         nodes, per_node = _size(scripts)
         told, unknown, preset = _read_config(name, text)
-        model = _preset(preset)
+        model = preset_of(preset)
         if preset and not model and preset != BASE:
             unknown.append(Unknown(name="model", value=preset, where=name))
         unknown += [Unknown(name=path, value="a second configuration is not read", where=path) for path, _ in others]
@@ -216,7 +216,7 @@ def _lines(text: str) -> dict[str, int]:
     return found
 
 
-def _preset(file: str) -> str:
+def preset_of(file: str) -> str:
     """Return the preset of a model file such as llama3.1_70B.yaml, or ""."""
     name = file.removesuffix(".yaml").replace("_", "-").lower()
     if not re.fullmatch(r"[a-z0-9.-]{1,80}", name):
