@@ -26,6 +26,7 @@ BUILT_IN: dict[str, str] = {
     "neutral": "tuner.launch.launchers.neutral",
     "megatron-lm": "tuner.launch.launchers.megatron_lm",
     "megatron-bridge": "tuner.launch.launchers.megatron_bridge",
+    "nemo": "tuner.launch.launchers.nemo",
     "primus": "tuner.launch.launchers.primus",
 }
 # What a plan's field is when the plan does not use it: no launcher has to spell that.

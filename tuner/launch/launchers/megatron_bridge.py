@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.errors import SpecError, one_problem
+from tuner.errors import one_problem
 from tuner.launch.launchers import megatron_core, megatron_plan
 from tuner.launch.launchers.launch_line import launches
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled

@@ -64,6 +64,9 @@ def unspelled(job: Job, dialect: Dialect) -> list[Problem]:
         "biases of some linear layers only": not _all_biases(model) and (model.output_bias or model.mlp_bias),
         "biases of experts only": bool(model.moe and model.moe.expert_bias) and not _all_biases(model),
         "multi-latent attention": model.mla is not None and "no-mla" in dialect.traits,
+        "sliding windows": model.sliding_window is not None and "no-window" in dialect.traits,
+        "attention sinks": model.attention_sinks and "no-window" in dialect.traits,
+        "a gate of shared experts": bool(model.moe and model.moe.shared_expert_gate) and "no-window" in dialect.traits,
     }
     found = [
         Problem(
@@ -271,7 +274,7 @@ def _put_experts(ask: Ask) -> dict[str, Any]:
         "moe_grouped_gemm": True,
         "moe_token_dispatcher_type": "alltoall",
         # random tokens route unevenly without a trained router
-        "moe_router_force_load_balancing": True,
+        "moe_router_force_load_balancing": None if "no-forced-balance" in ask.dialect.traits else True,
     }
     if moe.shared_expert_ffn_hidden:
         found |= {"moe_shared_expert_intermediate_size": moe.shared_expert_ffn_hidden}

@@ -398,7 +398,9 @@ def _put_offload(ask: Ask) -> dict[str, Any]:
     job, plan, dialect = ask.job, ask.plan, ask.dialect
     found: dict[str, Any] = {}
     if int(plan.offload) & OPTIMIZER:
-        if "offload-fsdp" not in dialect.traits and is_fsdp(plan):
+        if "no-optimizer-offload" in dialect.traits:
+            raise refusal(dialect, "offload", "optimizer", "that its release offloads the optimizer was not found in its source", "none")
+        if is_fsdp(plan):
             raise refusal(dialect, "offload", "optimizer", "nothing tells that Megatron-FSDP runs with an offloaded optimizer", "zero = 1")
         found |= {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True}
     if int(plan.offload) & ACTIVATIONS:
