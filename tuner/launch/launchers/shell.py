@@ -150,6 +150,7 @@ class _Reader:
     hidden: dict[str, Unresolved] = field(default_factory=dict)
     frames: list[_Frame] = field(default_factory=list)
     result: bool | None = True
+    joiner: str = ""
     words: int = 0
 
     def run(self, stream: Iterable[Token]) -> None:
@@ -171,6 +172,7 @@ class _Reader:
                 continue
             self._command(command, gate)
             command = []
+            self.joiner = token.text if token.text in ("&&", "||") else ""
             gate = {"&&": self.result, "||": None if self.result is None else not self.result}.get(token.text, True)
             if token.text == ";;" and self.frames and self.frames[-1].kind == "case":
                 self.frames[-1].pattern = True
@@ -188,7 +190,7 @@ class _Reader:
             return
         runs = _both(self.active, gate)
         if self.frames and self.frames[-1].testing:
-            self.result = self._test(parts)
+            self._condition(parts)
             return
         if runs is False:
             return
@@ -288,6 +290,12 @@ class _Reader:
             frame.done = _either(frame.done, matches)
 
     # -- conditions
+
+    def _condition(self, parts: Sequence[Token]) -> None:
+        """Take one command of a condition into account; && and || join it to what stands before it."""
+        value = self._test(parts)
+        join: Mapping[str, Callable[[bool | None, bool | None], bool | None]] = {"&&": _both, "||": _either}
+        self.result = join[self.joiner](self.result, value) if self.joiner else value
 
     def _test(self, parts: Sequence[Token]) -> bool | None:
         """Return what [ ... ], [[ ... ]], test ... and (( ... )) come to; None where that is not known."""
