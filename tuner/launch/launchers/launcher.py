@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from tuner.job import Job
 
 GROUP = "tuner.launchers"
-BUILT_IN: dict[str, str] = {"neutral": "tuner.launch.launchers.neutral"}
+BUILT_IN: dict[str, str] = {
+    "neutral": "tuner.launch.launchers.neutral",
+    "torchtitan": "tuner.launch.launchers.torchtitan",
+}
 # What a plan's field is when the plan does not use it: no launcher has to spell that.
 IDLE: Mapping[str, int] = {f.name: f.default for f in dataclasses.fields(Plan)}  # type: ignore[misc]
 DERIVED = ("idle_tp",)  # of a plan that nobody launches: that of a replica which lost GPUs
