@@ -187,9 +187,15 @@ def from_script(text: str, name: str) -> Script:
     return script
 
 
+_BEFORE = frozenset({"export", "env", "exec", "time", "declare", "local", "readonly"})
+_BREAKS = frozenset("();&|<>")
+
+
 def _add(script: Script, line: str, name: str, first: int) -> None:
-    """Add a logical line's words; a physical line inside it begins with its number between two NULs."""
-    at = first
+    """Add a logical line's words; a physical line inside it begins with its number between two NULs. NAME=value before a command is a
+    variable, behind it a word.
+    """
+    at, running = first, False
     for piece in line.split("\n"):
         if piece.startswith("\0"):
             _, digits, piece = piece.split("\0", 2)
@@ -197,10 +203,12 @@ def _add(script: Script, line: str, name: str, first: int) -> None:
         where = f"{name}:{at}"
         for word in _words(piece):
             match = _ASSIGNED.fullmatch(word)
-            if match:
+            if match and not running:
                 script.variables[match[1]] = (_filled(match[2], script), where)
+                continue
+            running = (running or word not in _BEFORE) and not set(word) <= _BREAKS
             filled = _filled(word, script)
-            if re.search(r"\s", filled) and "$" in word and len(filled) <= LONGEST_LINE:
+            if "$" in word and re.search(r"\s", filled):
                 script.words.extend((part, where) for part in filled.split())
             else:
                 script.words.append((filled, where))

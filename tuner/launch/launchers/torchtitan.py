@@ -129,10 +129,10 @@ def installed_version(root: Path | None = None) -> str:
 
 def _settings(job: Job, plan: Plan, version: str) -> dict[str, Any]:
     """Return the settings of a plan. Raises SpecError listing every knob that this version cannot spell."""
-    dp, count = plan.dp(job.gpus), int(plan.microbatches(job.gpus, job.global_batch))
+    dp, count = max(int(plan.dp(job.gpus)), 1), int(plan.microbatches(job.gpus, job.global_batch))
     tp, pp, cp, vpp, mb = (int(n) for n in (plan.tp, plan.pp, plan.cp, plan.vpp, plan.micro_batch))
     refused: dict[str, tuple[Any, str]] = {}
-    replicate, shard = _data_axes(plan, int(dp), refused)
+    replicate, shard = _data_axes(plan, dp, refused)
     if version == "0.2" and replicate > 1 and shard * cp == 1 and tp * pp > 1:
         refused["zero"] = (0, "0.2 replicates (DDP) only without tensor and pipeline parallelism")
     _check_runtime(job, plan, version, refused)
