@@ -220,7 +220,7 @@ def _settings(job: Job, plan: Plan, version: str) -> dict[str, Any]:
     model, tp, pp, cp = job.model, int(plan.tp), int(plan.pp), int(plan.cp)
     dp = max(int(plan.dp(job.gpus)), 1)
     refused: dict[str, tuple[Any, str]] = {}
-    _check(job, plan, version, refused)
+    _check(plan, version, refused)
     if why := _unbuildable(model, version):
         refused["model"] = (model.name, why)
     if job.precision not in _DTYPES:
@@ -264,7 +264,7 @@ def _settings(job: Job, plan: Plan, version: str) -> dict[str, Any]:
     }
 
 
-def _check(job: Job, plan: Plan, version: str, refused: dict[str, tuple[Any, str]]) -> None:
+def _check(plan: Plan, version: str, refused: dict[str, tuple[Any, str]]) -> None:
     old = version == "0.4"
     if plan.recompute and (old or plan.recompute != FULL):
         reason = "0.4 recomputes nothing" if old else "every layer is recomputed or none; take full or none"
@@ -304,7 +304,6 @@ def _unbuildable(model: Model, version: str) -> str:
             "experts that are shared, biased or not in every layer",
         ),
     )
-    del cp
     return next((f"nanotron's models do not have {what}" for good, what in plain if not good), "")
 
 
