@@ -75,6 +75,7 @@ _PLAN = (
     Key(path="gradient_accumulation_steps", name="accumulation", take=whole),
     Key(path="max_target_length", name="seq_len", take=whole),
     *_MESH,
+    Key(path="num_slices", name="slices", take=_axis),
     Key(path="num_pipeline_microbatches", name="microbatches", take=_axis),
     Key(path="num_layers_per_pipeline_stage", name="stage_layers", take=whole),
     Key(path="num_pipeline_repeats", name="repeats", take=_axis),
@@ -340,6 +341,7 @@ def _settings(job: Job, plan: Plan) -> dict[str, Any]:
     for name, (inside, outside) in split_axes(degrees, domain).items():
         settings |= {f"ici_{name}": inside, f"dcn_{name}": outside}
     settings |= {
+        "slices": gpus // domain,
         "per_device": per_device(mb * dp * (count if pp > 1 else 1), gpus),
         "accumulation": 1 if pp > 1 else count,
         "seq_len": job.seq_len,
@@ -575,9 +577,14 @@ def _degrees(said: Said) -> tuple[dict[str, int | None], int | None]:
     for axis in AXES:
         parts = [said.get(f"{net}_{axis}", _REST.get(f"{net}_{axis}", 1)) for net in ("ici", "dcn")]
         degrees[axis] = None if -1 in parts else int(parts[0] * parts[1])
-    # Between domains, the data axis is the rest unless told; with another dcn_ axis told, a job is that many slices.
-    if degrees["data"] is None and "dcn_data" not in said.settings and any(said.get(f"dcn_{axis}", 1) > 1 for axis in AXES):
-        degrees["data"] = said.get("ici_data", 1) if said.get("ici_data", 1) != -1 else None
+    # Between domains, the data axis is the rest unless told: of the slices, or of those that another dcn_ axis makes.
+    others = math.prod(said.get(f"dcn_{axis}", 1) for axis in AXES if axis != "data")
+    slices = said.get("slices", -1)
+    if degrees["data"] is None and said.get("ici_data", 1) != -1 and others > 0:
+        if slices > 0 and slices % others == 0:
+            degrees["data"] = said.get("ici_data", 1) * (slices // others)
+        elif slices < 0 and "dcn_data" not in said.settings and others > 1:
+            degrees["data"] = said.get("ici_data", 1)
     known = [degree for degree in degrees.values() if degree is not None]
     return degrees, math.prod(known) if len(known) == len(AXES) else None
 
