@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tuner import presets
 from tuner.job import Job
 from tuner.plan import Plan
+from tuner.search.axes import default_axes
 from tuner.search.space import SpaceSpec, build_space
+
+if TYPE_CHECKING:
+    from tuner.launch.launchers.launcher import Launcher
 
 SIZES = {"llama3-8b": ("h100x16", 8192, 64), "llama3-70b": ("h100x128", 8192, 256), "mixtral-8x7b": ("h100x64", 4096, 256)}
 
@@ -27,11 +32,27 @@ def job_of(framework: str, model: str = "llama3-70b") -> Job:
     )
 
 
+SWITCHES = ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
+
+
+def spellable_axes(job: Job, cannot: frozenset[str]) -> dict[str, list[str | int]]:
+    """Return axes without values of knobs that a launcher says it cannot spell, so that more of the sampled plans can be written."""
+    axes: dict[str, list[str | int]] = {knob: [0] if knob in cannot else [0, 1] for knob in SWITCHES}
+    axes["cp_kind"] = ["p2p", "all_gather", "a2a"]
+    if "recompute_layers" in cannot:
+        axes["recompute"] = [value for value in default_axes(job)["recompute"] if ":" not in str(value)]
+    alone: dict[str, str | int] = {"etp": 1, "ep": 1, "vpp": 1, "shard_group": 0, "offload": "none", "cp_kind": "p2p"}
+    axes |= {knob: [value] for knob, value in alone.items() if knob in cannot}
+    return axes | ({"pipeline_layout": ["even"]} if "loss_layers" in cannot else {})
+
+
 @cache
-def legal_plans(framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0) -> tuple[Plan, ...]:
-    """Return random legal plans of the job's whole space, runtime knobs included."""
+def legal_plans(
+    framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0, cannot: frozenset[str] = frozenset()
+) -> tuple[Plan, ...]:
+    """Return random legal plans of the job's whole space, runtime knobs included; cannot: knobs that are to stay idle."""
     job = job_of(framework, model)
-    axes = {knob: [0, 1] for knob in ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")}
+    axes: dict[str, list[str | int]] = spellable_axes(job, cannot) if cannot else {knob: [0, 1] for knob in SWITCHES}
     space = build_space(job, SpaceSpec(axes=axes), most_plans=10**9)
     random = np.random.default_rng(seed)
     found: list[Plan] = []
@@ -44,3 +65,13 @@ def legal_plans(framework: str, model: str = "llama3-70b", count: int = 60, seed
             break
     assert len(found) >= count // 2, f"{len(found)} legal plans of {framework} in 800,000"
     return tuple(found)
+
+
+def plans_of(launcher: Launcher, model: str = "llama3-70b") -> tuple[Plan, ...]:
+    """Return plans of the whole space, and as many of those knobs alone that the launcher can spell."""
+    return legal_plans(launcher.framework, model) + spellable_plans(launcher, model)
+
+
+def spellable_plans(launcher: Launcher, model: str = "llama3-70b") -> tuple[Plan, ...]:
+    """Return random legal plans that use no knob which the launcher says that it cannot spell."""
+    return legal_plans(launcher.framework, model, seed=1, cannot=frozenset(launcher.cannot))

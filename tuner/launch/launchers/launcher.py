@@ -28,6 +28,9 @@ BUILT_IN: dict[str, str] = {
     "megatron-bridge": "tuner.launch.launchers.megatron_bridge",
     "nemo": "tuner.launch.launchers.nemo",
     "primus": "tuner.launch.launchers.primus",
+    "torchtitan": "tuner.launch.launchers.torchtitan",
+    "maxtext": "tuner.launch.launchers.maxtext",
+    "nanotron": "tuner.launch.launchers.nanotron",
 }
 # What a plan's field is when the plan does not use it: no launcher has to spell that.
 IDLE: Mapping[str, int] = {f.name: f.default for f in dataclasses.fields(Plan)}  # type: ignore[misc]
