@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tuner import presets
 from tuner.job import Job
 from tuner.plan import Plan
-from tuner.search.space import SpaceSpec, build_space
+from tuner.plan_text import plan_record
+from tuner.search.space import AXES, SpaceSpec, build_space
+
+if TYPE_CHECKING:
+    from tuner.launch.launchers.launcher import Launcher
 
 SIZES = {"llama3-8b": ("h100x16", 8192, 64), "llama3-70b": ("h100x128", 8192, 256), "mixtral-8x7b": ("h100x64", 4096, 256)}
 
@@ -28,11 +33,18 @@ def job_of(framework: str, model: str = "llama3-70b") -> Job:
 
 
 @cache
-def legal_plans(framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0) -> tuple[Plan, ...]:
-    """Return random legal plans of the job's whole space, runtime knobs included."""
+def legal_plans(
+    framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0, idle: frozenset[str] = frozenset()
+) -> tuple[Plan, ...]:
+    """Return random legal plans of the job's whole space, runtime knobs included; those that are `idle` are not used."""
     job = job_of(framework, model)
-    axes = {knob: [0, 1] for knob in ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")}
-    space = build_space(job, SpaceSpec(axes=axes), most_plans=10**9)
+    axes = {knob: [0, 1] for knob in ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs") if knob not in idle}
+    held = {knob: value for knob, value in plan_record(Plan(), job.gpus).items() if knob in idle and knob in AXES}
+    if idle & {"embedding_layers", "loss_layers"}:
+        held["pipeline_layout"] = "even"
+    if "recompute_layers" in idle and "recompute" not in idle:
+        axes["recompute"] = ["none", "full"]
+    space = build_space(job, SpaceSpec(axes=axes, fix=held), most_plans=10**9)
     random = np.random.default_rng(seed)
     found: list[Plan] = []
     for _ in range(400):
@@ -44,3 +56,8 @@ def legal_plans(framework: str, model: str = "llama3-70b", count: int = 60, seed
             break
     assert len(found) >= count // 2, f"{len(found)} legal plans of {framework} in 800,000"
     return tuple(found)
+
+
+def spellable_plans(launcher: Launcher, model: str = "llama3-70b") -> tuple[Plan, ...]:
+    """Return random legal plans that use no knob which the launcher says that it cannot spell."""
+    return legal_plans(launcher.framework, model, idle=frozenset(launcher.cannot))

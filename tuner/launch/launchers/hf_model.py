@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import SpecError, one_problem
+from tuner.errors import Problem, SpecError, one_problem
 from tuner.hf_config import read_hf_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tuner.job import Job
     from tuner.model import Model
 
 _NAMES = frozenset({"name", "source", "aliases"})
@@ -197,9 +198,12 @@ def hf_model(model: Model, seq_len: int, where: str) -> HfModel:
     )
 
 
-def layer_class(config: dict[str, Any]) -> str:
-    """Return the class of the layers of a config.json of these families, "" for another."""
-    return next((family.layer for family in _FAMILIES if family.model_type == config.get("model_type")), "")
+def checked_model(job: Job, where: str) -> tuple[HfModel | None, list[Problem]]:
+    """Return a job's model as a config.json, or None and what is wrong."""
+    try:
+        return hf_model(job.model, job.seq_len, where), []
+    except SpecError as error:
+        return None, list(error.problems)
 
 
 def families() -> tuple[dict[str, Any], ...]:

@@ -41,20 +41,21 @@ def flag(value: Any) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """path: the key with those it stands under ("zero_optimization.stage"), or a flag; name: the setting it spells; put: setting to value
-    (None: not written); take: value to setting, raises ValueError.
+    (None: not written); take: value to setting, raises ValueError; written: whether it is written, or only read.
     """
 
     path: str
     name: str
     put: Callable[[Any], Any] = same
     take: Callable[[Any], Any] = same
+    written: bool = True
 
 
 def nested(keys: Iterable[Key], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings as a document of nested mappings, in the order of the table."""
     document: dict[str, Any] = {}
     for key in keys:
-        if settings.get(key.name) is None or (value := key.put(settings[key.name])) is None:
+        if not key.written or settings.get(key.name) is None or (value := key.put(settings[key.name])) is None:
             continue
         *parents, last = key.path.split(".")
         inner = document

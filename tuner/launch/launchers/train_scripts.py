@@ -132,6 +132,7 @@ The weights and the tokens are random: it measures step time and memory. Replace
 
 import argparse
 import json
+import os
 import time
 
 import accelerate
@@ -189,7 +190,10 @@ def main():
     if args.write_weights:
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(args.model_name_or_path)
         return
-    accelerator = accelerate.Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)
+    # Under FSDP whole gradients would be kept until the last micro batch: each is reduced and cut instead.
+    sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    rounds = accelerate.utils.GradientAccumulationPlugin(num_steps=args.gradient_accumulation_steps, sync_each_batch=sharded)
+    accelerator = accelerate.Accelerator(gradient_accumulation_plugin=rounds)
     parallel = accelerator.parallelism_config
     shared = parallel.tp_size * parallel.cp_size if parallel is not None else 1  # ranks that share their tokens
     torch.manual_seed(0)
@@ -197,7 +201,7 @@ def main():
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=torch.cuda.is_available())
     model, optimizer = accelerator.prepare(model, optimizer)
     rank, device = accelerator.process_index, accelerator.device
     if rank == 0:

@@ -1,7 +1,7 @@
 """The line that launches a training script: written with torchrun or Accelerate, and read with the arguments of transformers' Trainer.
 
-A script is read word by word and never run: assignments (NAME=VALUE, ${NAME:-VALUE}) and continued lines are understood, the rest of the
-shell is not.
+A script is read word by word and never run: assignments (NAME=VALUE, ${NAME:-VALUE}), products ($((A * B))) and continued lines are
+understood, the rest of the shell is not.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import Problem
+from tuner.errors import Problem, one_problem
 from tuner.launch.launchers.keys import SHOWN, Key, count, flag
 from tuner.launch.launchers.launcher import Unknown
 
@@ -24,6 +25,7 @@ SCRIPT, LAUNCH, MODEL = "train.py", "launch.sh", "model/config.json"
 STEPS = 20
 _ASSIGNMENT = re.compile(r"(?:export\s{1,9})?(?P<name>[A-Za-z_]\w{0,120})=(?P<value>.*)")
 _VARIABLE = re.compile(r"\$\{(?P<braced>[A-Za-z_]\w{0,120})(?:(?::?[-=])(?P<default>[^{}]{0,400}))?\}|\$(?P<plain>[A-Za-z_]\w{0,120})")
+_PRODUCT = re.compile(r"\$\(\((?P<factors>[\w\s*${}]{1,200})\)\)")
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 _LONGEST = 100_000  # of a line that is taken apart
 _KERNELS = {"sdpa": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash", "eager": "unfused"}
@@ -35,18 +37,18 @@ def _kernel(value: Any) -> str:
     return _KERNELS[value]
 
 
-# Arguments of transformers' TrainingArguments and of the scripts in wide use; the first spelling of a setting is the one that is written.
+# Arguments of transformers' TrainingArguments and of the scripts in wide use.
 ARGUMENTS = (
     Key(path="--max_seq_length", name="seq_len", take=count),
     Key(path="--per_device_train_batch_size", name="micro_batch", take=count),
     Key(path="--gradient_accumulation_steps", name="accumulation", take=count),
     Key(path="--attn_implementation", name="attention", put=lambda kernel: "eager" if kernel == "unfused" else "sdpa", take=_kernel),
     Key(path="--gradient_checkpointing", name="recompute", take=flag),
-    Key(path="--max_length", name="seq_len", take=count),
-    Key(path="--block_size", name="seq_len", take=count),
-    Key(path="--model_max_length", name="seq_len", take=count),
-    Key(path="--bf16", name="bf16", take=flag),
-    Key(path="--fp16", name="fp16", take=flag),
+    Key(path="--max_length", name="seq_len", take=count, written=False),
+    Key(path="--block_size", name="seq_len", take=count, written=False),
+    Key(path="--model_max_length", name="seq_len", take=count, written=False),
+    Key(path="--bf16", name="bf16", take=flag, written=False),
+    Key(path="--fp16", name="fp16", take=flag, written=False),
 )
 # What tells neither job nor plan: where models, data and results are, schedules of learning, how often something is written.
 _IDLE_NAMES = """
@@ -84,26 +86,32 @@ class Line:
 def arguments_of(settings: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Return the script's arguments that spell these settings."""
     words: list[str] = []
-    written: set[str] = set()
     for key in ARGUMENTS:
-        value = settings.get(key.name) if key.name in names and key.name not in written else None
-        written.add(key.name)
+        value = settings.get(key.name) if key.written and key.name in names else None
         if value is not None and value is not False:
             words += [key.path] if value is True else [key.path, str(key.put(value))]
     return words
 
 
+def spread(job: Job, where: str) -> tuple[int, int]:
+    """Return nodes, and GPUs of each. Raises SpecError where they do not spread evenly."""
+    nodes = -(-job.gpus // job.cluster.gpus_per_node)
+    if job.gpus % nodes:
+        raise one_problem(where, "gpus", job.gpus, f"do not spread evenly over {nodes} nodes of {job.cluster.gpus_per_node}")
+    return nodes, job.gpus // nodes
+
+
 def script(job: Job, framework: str, exports: Iterable[str], command: Iterable[str]) -> str:
     """Return launch.sh. exports: lines of shell with their reasons; command: its lines, of which all but the last are continued."""
-    node = min(job.cluster.gpus_per_node, job.gpus)
+    nodes, each = spread(job, framework)
     what = f"{job.model.name}, {job.gpus} GPUs, {framework}".replace("\n", " ")
     lines = [
         "#!/bin/bash",
         f"# Written by tuner: {what}. Run it once on each node; a scheduler sets the variables.",
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
-        f"NNODES=${{NNODES:-{-(-job.gpus // node)}}}",
-        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{node}}}",
+        f"NNODES=${{NNODES:-{nodes}}}",
+        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{each}}}",
         "NODE_RANK=${NODE_RANK:-0}",
         "MASTER_ADDR=${MASTER_ADDR:-localhost}",
         "MASTER_PORT=${MASTER_PORT:-29500}",
@@ -148,7 +156,12 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
         name = match["braced"] or match["plain"]
         return variables.get(name, match["default"] if match["default"] is not None else match[0])
 
-    return _VARIABLE.sub(put, text)
+    def multiply(match: re.Match[str]) -> str:
+        factors = [part.strip().lstrip("$").strip("{}") for part in match["factors"].split("*")]
+        values = [variables.get(factor, factor) for factor in factors]
+        return str(prod(map(int, values))) if all(re.fullmatch(r"\d{1,9}", value) for value in values) else match[0]
+
+    return _VARIABLE.sub(put, _PRODUCT.sub(multiply, text))
 
 
 def read_line(text: str, where: str) -> Line:
