@@ -66,8 +66,8 @@ def nested(keys: Iterable[Key], settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(document: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path, value) of a document's leaves; lists and empty mappings are leaves."""
-    if not isinstance(document, dict) or (above and not document):
+    """Yield (dotted path, value) of a document's leaves; a list is a leaf, an empty mapping has none."""
+    if not isinstance(document, dict):
         yield above, document
         return
     for key, value in document.items():

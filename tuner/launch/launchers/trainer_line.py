@@ -53,7 +53,8 @@ ARGUMENTS = (
 # What tells neither job nor plan: where models, data and results are, schedules of learning, how often something is written.
 _IDLE_NAMES = """
 model_name_or_path config_name tokenizer_name output_dir overwrite_output_dir dataset_name dataset_config_name train_file data_path
-do_train do_eval max_steps num_train_epochs learning_rate weight_decay warmup_steps warmup_ratio lr_scheduler_type max_grad_norm seed
+do_train do_eval per_device_eval_batch_size tf32 max_steps num_train_epochs learning_rate weight_decay warmup_steps warmup_ratio
+lr_scheduler_type max_grad_norm seed
 logging_steps logging_dir save_steps save_strategy save_total_limit eval_strategy evaluation_strategy eval_steps report_to run_name
 deepspeed deepspeed_config push_to_hub trust_remote_code
 """
@@ -149,6 +150,17 @@ def _commands(text: str) -> Iterator[tuple[int, str]]:
         yield first, joined
 
 
+def _multiplied(text: str, variables: Mapping[str, str]) -> str:
+    """Return a text with products of whole numbers, and of variables that are some, worked out."""
+
+    def multiply(match: re.Match[str]) -> str:
+        factors = [part.strip().lstrip("$").strip("{}") for part in match["factors"].split("*")]
+        values = [variables.get(factor, factor) for factor in factors]
+        return str(prod(map(int, values))) if all(re.fullmatch(r"\d{1,9}", value) for value in values) else match[0]
+
+    return _PRODUCT.sub(multiply, text)
+
+
 def _filled(text: str, variables: Mapping[str, str]) -> str:
     """Return a text with the variables that the script itself sets, or gives a default, filled in; others stay."""
 
@@ -156,12 +168,7 @@ def _filled(text: str, variables: Mapping[str, str]) -> str:
         name = match["braced"] or match["plain"]
         return variables.get(name, match["default"] if match["default"] is not None else match[0])
 
-    def multiply(match: re.Match[str]) -> str:
-        factors = [part.strip().lstrip("$").strip("{}") for part in match["factors"].split("*")]
-        values = [variables.get(factor, factor) for factor in factors]
-        return str(prod(map(int, values))) if all(re.fullmatch(r"\d{1,9}", value) for value in values) else match[0]
-
-    return _VARIABLE.sub(put, _PRODUCT.sub(multiply, text))
+    return _VARIABLE.sub(put, _multiplied(text, variables))
 
 
 def read_line(text: str, where: str) -> Line:
@@ -185,7 +192,7 @@ def _words(command: str, first: int, variables: Mapping[str, str]) -> list[tuple
     """Return the words of a command with their lines. Raises ValueError for a quote that is not closed."""
     words: list[tuple[str, int]] = []
     for offset, part in enumerate(command.split("\n")):
-        words += [(_filled(word, variables), first + offset) for word in shlex.split(part, comments=True)]
+        words += [(_filled(word, variables), first + offset) for word in shlex.split(_multiplied(part, variables), comments=True)]
     return words
 
 
