@@ -76,18 +76,20 @@ def export_plan(
     *,
     version: str = "",
     failed: Mapping[int, tuple[int, ...]] | None = None,
+    reduced: int | None = None,
 ) -> ExportAnswer:
     """Return the files of a plan in these formats. Raises SpecError listing every knob that one of them cannot spell."""
     unknown = [name for name in formats if name not in known_formats()]
     if unknown or not formats:
         raise one_problem("format", "", ",".join(unknown), "is no format", ", ".join(known_formats()))
-    if failed is not None and NONUNIFORM not in formats:
-        raise one_problem("failed", "", "", f"concerns {NONUNIFORM} alone", f"export {NONUNIFORM}")
+    for option, given in (("failed", failed), ("reduced", reduced)):
+        if given is not None and NONUNIFORM not in formats:
+            raise one_problem(option, "", None, f"concerns {NONUNIFORM} alone", f"export {NONUNIFORM}")
     written: dict[str, Written] = {}
     problems: list[Problem] = []
     for name in dict.fromkeys(formats):
         try:
-            written[name] = _nonuniform(job, plan, failed) if name == NONUNIFORM else _one(name, job, plan, version)
+            written[name] = _nonuniform(job, plan, failed, reduced) if name == NONUNIFORM else _one(name, job, plan, version)
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -100,11 +102,24 @@ def _one(name: str, job: Job, plan: Plan, version: str) -> Written:
     return launcher.write(job, plan, chosen(launcher, version))
 
 
-def _nonuniform(job: Job, plan: Plan, failed: Mapping[int, tuple[int, ...]] | None) -> Written:
+def _nonuniform(job: Job, plan: Plan, failed: Mapping[int, tuple[int, ...]] | None, reduced: int | None) -> Written:
     from tuner.launch.megatron_ntp import layout_of
     from tuner.launch.megatron_ntp_files import write
 
-    if failed is None:
-        raise one_problem("failed", "", None, f"is missing: which GPUs {NONUNIFORM} goes on without", "REPLICA:SLOT, like --failed 0:3")
     falls = 0 < plan.fallback_tp < plan.tp
-    return write(job, plan, layout_of(job, plan, int(plan.fallback_tp) if falls else None, failed))
+    degree = int(plan.fallback_tp) if falls else None
+    if (failed is None) == (reduced is None):
+        what = "is missing: which GPUs" if failed is None else "and --reduced both say which GPUs"
+        hint = "REPLICA:SLOT, like --failed 0:3, or --reduced 2 for the first two replicas"
+        raise one_problem("failed", "", None, f"{what} {NONUNIFORM} goes on without", hint)
+    if failed is not None:
+        return write(job, plan, layout_of(job, plan, degree, failed), sum(len(set(slots)) for slots in failed.values()))
+    replicas = int(plan.dp(job.gpus))
+    if not 1 <= (reduced or 0) < replicas:
+        raise one_problem("reduced", "", reduced, f"must be from 1 to {replicas - 1}, of {replicas} replicas")
+    if degree is None:
+        raise one_problem(
+            "reduced", "", reduced, "needs the degree that these replicas fall to", "fallback_tp in the plan: -p tp=8,fallback_tp=6"
+        )
+    failed = {replica: tuple(range(degree, int(plan.tp))) for replica in range(reduced or 0)}
+    return write(job, plan, layout_of(job, plan, degree, failed), sum(map(len, failed.values())))

@@ -131,18 +131,21 @@ def folder_name(**given: Any) -> str:
     return "tuner-" + re.sub(r"[^A-Za-z0-9._]+", "-", words)[:80]
 
 
-def export(formats: Any, *, failed: Any = None, version: Any = "", **given: Any) -> ExportAnswer:
-    """Return the files that launch a plan in these formats ("neutral,megatron-lm-ntp", or a list); failed: "0:3,1:5", replica and slot."""
+def export(formats: Any, *, failed: Any = None, reduced: Any = None, version: Any = "", **given: Any) -> ExportAnswer:
+    """Return the files that launch a plan in these formats ("neutral,megatron-lm-ntp", or a list); failed: "0:3,1:5", replica and slot,
+    or reduced: how many replicas fall to the plan's fallback_tp.
+    """
     from tuner.exporting import export_plan, read_failed
 
     names = [name.strip() for item in _listed(formats) for name in str(item).split(",") if name.strip()]
     problems = Problems()
     gone = None if failed is None else problems.trying(lambda: read_failed(failed))
+    few = None if reduced is None else problems.trying(lambda: whole(reduced, "reduced"))
     asked = problems.trying(lambda: _one_plan(given))
     problems.raise_any()
     assert asked is not None  # noqa: S101 (raise_any has raised otherwise)
     job, plan, assumed, _ = asked
-    return export_plan(job, plan, assumed, names, version=str(version or ""), failed=gone)
+    return export_plan(job, plan, assumed, names, version=str(version or ""), failed=gone, reduced=few)
 
 
 def profile_ntp(*, progress: Progress | None = None, folder: Any = None, **given: Any) -> NonuniformAnswer:

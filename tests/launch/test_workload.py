@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.launch.layouts import Layout, torchrun
 from tuner.launch import workload
 from tuner.launch.logs.formats import WORKLOAD
 from tuner.launch.outcome import Ending, result_of
+from tuner.launch.short_steps import ShortStep, at_pinned_batch
 from tuner.launch.trial import TRIAL, Trial, json_text
 
 if TYPE_CHECKING:
@@ -45,9 +47,10 @@ def test_a_trial_runs_from_its_folder(tmp_path: Path) -> None:
 
 
 def test_short_steps_say_what_the_whole_step_takes(tmp_path: Path) -> None:
-    """Loosely, as the machine may be busy: the median of whole steps and the line through short ones, of one plan in two launches."""
+    """The median of whole steps and the line through the medians of short ones, of one plan in two launches; not their times."""
     layout = Layout(ranks=2, knobs="pp=2", global_batch=64)
-    found = []
+    pinned = int(layout.plan.microbatches(2, 64))
+    found, medians = [], []
     for name, short in (("whole", None), ("short", (2, 4))):
         folder = tmp_path / name
         folder.mkdir()
@@ -55,14 +58,17 @@ def test_short_steps_say_what_the_whole_step_takes(tmp_path: Path) -> None:
         (folder / TRIAL).write_text(json_text(trial.record()))
         done = torchrun(2, "tuner.launch.workload", "--trial", str(folder))
         assert done.returncode == 0, done.stderr
-        found.append(result_of(trial, Ending(exit_code=0), done.stdout.splitlines(), WORKLOAD))
+        lines = done.stdout.splitlines()
+        found.append(result_of(trial, Ending(exit_code=0), lines, WORKLOAD))
+        steps = [json.loads(line.partition(" ")[2]) for line in lines if line.startswith("tuner-step ")]
+        of = {count: [s["seconds"] for s in steps if s["step"] > 4 and s["microbatches"] == count] for count in short or (pinned,)}
+        medians.append({count: median(seconds) for count, seconds in of.items()})
     whole, line = found
-    pinned = int(layout.plan.microbatches(2, 64))
     assert [(result.end, result.steps) for result in found] == [("ok", 8), ("ok", 8)]
     assert (whole.basis, line.basis) == ("", f"steps of 2 and 4 of {pinned} micro batches")
-    assert whole.step_s is not None
-    assert line.step_s is not None
-    assert whole.step_s / 8 < line.step_s < whole.step_s * 8  # two or four of 64 micro batches alone would be 16 times off
+    assert whole.step_s == pytest.approx(medians[0][pinned])
+    points = [ShortStep(microbatches=count, seconds=seconds) for count, seconds in medians[1].items()]
+    assert line.step_s == pytest.approx(at_pinned_batch(points, pinned).seconds)
 
 
 @pytest.fixture

@@ -6,11 +6,16 @@ was read at d48bd6be0a (2026-08-21), megatron/core/distributed/nonuniform_tp.py 
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tuner.arrays import ceil_div
+from tuner.cost_model.rules.rule import ALWAYS, MEGATRON
+from tuner.cost_model.rules.shards import SHARDS
 from tuner.errors import Problem, SpecError
+from tuner.launch.megatron_ntp_arguments import unspelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +23,17 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.plan import Plan
 
+NAME = "megatron-lm-ntp"
 SOURCE = "Megatron-LM dev branch at d48bd6be0a, megatron/core/distributed/nonuniform_tp.py"
-MOST_PADDING = 64  # times the framework's own multiple of the vocabulary
+# Rules that both degrees must keep; the vocabulary is padded so that they do.
+DIVISIONS = tuple(r for r in SHARDS if r.severity == "error" and {ALWAYS, MEGATRON} & set(r.families) and r.id != "vocab-tp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Who is who. tp: n1; degree: n2; idle: {replica: tensor-parallel slots that are not used}, of replicas 0 to k - 1; cp, replicas.
-    Ranks are those of the processes that run: the reduced replicas' first, n2 to a group, then n1 to a group.
+    Ranks are those of the processes that run: the reduced replicas' first, n2 to a group, then n1 to a group. origin: the number that each
+    replica had while all was well, where its GPUs are (empty: the same).
     """
 
     tp: int
@@ -33,6 +41,7 @@ class Layout:
     cp: int
     replicas: int
     idle: Mapping[int, tuple[int, ...]]
+    origin: tuple[int, ...] = ()
 
     @property
     def reduced(self) -> int:
@@ -44,27 +53,49 @@ class Layout:
         """GPUs that each tensor-parallel group of a reduced replica lacks (tp_spares)."""
         return self.tp - self.degree
 
+    @property
+    def world(self) -> int:
+        """Processes that run."""
+        return self.cp * (self.reduced * self.degree + (self.replicas - self.reduced) * self.tp)
+
+    def was(self, replica: int) -> int:
+        """Return the number that a replica had before."""
+        return self.origin[replica] if self.origin else replica
+
     def slots(self, replica: int) -> tuple[int, ...]:
         """Tensor-parallel slots of a replica that run."""
         gone = self.idle.get(replica, ())
         return tuple(slot for slot in range(self.tp) if slot not in gone)
 
+    def places(self) -> list[tuple[int, int, int, int]]:
+        """Return (replica, context slice, place in its tensor-parallel group, slot) of each rank."""
+        return [
+            (replica, slice_, place, slot)
+            for replica in range(self.replicas)
+            for slice_ in range(self.cp)
+            for place, slot in enumerate(self.slots(replica))
+        ]
+
     def groups(self) -> dict[str, list[list[int]]]:
-        """Return the ranks of each group: tp; dp: place r of every replica that has one, of a context slice; cp: a slot's slices; tp_cp."""
-        first, at = 0, {}
-        for replica in range(self.replicas):
-            for slice_ in range(self.cp):
-                for place in range(len(self.slots(replica))):
-                    at[replica, slice_, place] = first
-                    first += 1
+        """Return the ranks of each group. tp; dp: place r of every replica that has one, of one context slice; dp_cp: of all slices, over
+        which gradients are reduced; cp: the slices of a place; tp_cp.
+        """
+        at = {(replica, slice_, place): rank for rank, (replica, slice_, place, _) in enumerate(self.places())}
         width = [len(self.slots(replica)) for replica in range(self.replicas)]
-        every = [(replica, slice_) for replica in range(self.replicas) for slice_ in range(self.cp)]
+        slices, replicas = range(self.cp), range(self.replicas)
+        have = [[r for r in replicas if place < width[r]] for place in range(max(width))]
         return {
-            "tp": [[at[r, c, place] for place in range(width[r])] for r, c in every],
-            "dp": [[at[r, c, place] for r in range(self.replicas) if place < width[r]] for c in range(self.cp) for place in range(self.tp)],
-            "cp": [[at[r, c, place] for c in range(self.cp)] for r in range(self.replicas) for place in range(width[r])],
-            "tp_cp": [[at[r, c, place] for c in range(self.cp) for place in range(width[r])] for r in range(self.replicas)],
+            "tp": [[at[r, c, place] for place in range(width[r])] for r in replicas for c in slices],
+            "dp": [[at[r, c, place] for r in members] for c in slices for place, members in enumerate(have)],
+            "dp_cp": [[at[r, c, place] for r in members for c in slices] for place, members in enumerate(have)],
+            "cp": [[at[r, c, place] for c in slices] for r in replicas for place in range(width[r])],
+            "tp_cp": [[at[r, c, place] for c in slices for place in range(width[r])] for r in replicas],
         }
+
+    def uniform(self) -> Layout:
+        """Return the same GPUs with every replica at n2: healthy ones leave their highest slots idle."""
+        highest = tuple(range(self.degree, self.tp))
+        return dataclasses.replace(self, idle={replica: self.idle.get(replica, highest) for replica in range(self.replicas)})
 
 
 def parity(failed: Mapping[int, Iterable[int]], tp: int) -> tuple[int, dict[int, tuple[int, ...]]]:
@@ -83,15 +114,16 @@ def mapped(units: int, tp: int, degree: int) -> list[int] | None:
     """Return how many units ntp_map leaves each of the n2 core ranks, None where it fails.
 
     It cuts the units by torch.chunk into n2 pieces of ceil(K / n2), which may be fewer than n2, and takes int(K / n1) units for each
-    extra rank off the pieces' ends, one at a time in turn.
+    extra rank off the pieces' ends, one at a time in turn. All keep K / n1, as they must, where n1 and n2 both divide K: then the pieces
+    are equal, and the (n1 - n2) K / n1 = K - n2 K / n1 units that are taken are a multiple of n2.
     """
     size = ceil_div(units, degree)
     pieces = [min(size, units - start) for start in range(0, units, size)]
-    taken = (tp - degree) * (units // tp)
-    if len(pieces) < degree and taken > len(pieces):
+    if len(pieces) < degree:
         return None
+    taken = (tp - degree) * (units // tp)
     left = [piece - taken // degree - (i < taken % degree) for i, piece in enumerate(pieces)]
-    return left if len(left) == degree and min(left) >= 0 else None
+    return left if min(left) >= 0 else None
 
 
 def padded_vocab(job: Job, tp: int, multiple: int) -> int:
@@ -99,107 +131,113 @@ def padded_vocab(job: Job, tp: int, multiple: int) -> int:
     return -(-job.model.vocab // (multiple * tp)) * multiple * tp
 
 
-def vocab_multiple(job: Job, tp: int, degree: int) -> int | None:
-    """Return the least --make-vocab-size-divisible-by, of multiples of the framework's own, whose padded vocabulary divides by both degrees
-    and maps from one to the other; None where none up to MOST_PADDING times does.
+def vocab_multiple(job: Job, tp: int, degree: int) -> int:
+    """Return m of --make-vocab-size-divisible-by for which n2 divides m n1, so that both degrees divide any padded vocabulary: the least
+    multiple of the framework's own m, of its half, its quarter, ..., whichever first pads by at most a fiftieth more than usual.
     """
-    own = int(job.framework.padded_vocab.value)
-    for multiple in range(own, MOST_PADDING * own + 1, own):
-        units = padded_vocab(job, tp, multiple)
-        if units % degree == 0 and mapped(units, tp, degree) == [units // tp] * degree:
-            return multiple
-    return None
+    own, apart = int(job.framework.padded_vocab.value), degree // math.gcd(tp, degree)
+    usual = padded_vocab(job, tp, own)
+    multiples = (math.lcm(own >> halved, apart) for halved in range(own.bit_length()))
+    return next((multiple for multiple in multiples if 50 * padded_vocab(job, tp, multiple) <= 51 * usual), apart)
 
 
 def refusals(job: Job, plan: Plan, degree: int) -> list[Problem]:
-    """Return why that implementation cannot run this job at n1 and n2, each with its rule's id."""
-    return [
-        Problem(where="megatron-lm-ntp", path=rule, value="", rule=text, hint=hint)
-        for rule, text, hint in (*_structure(job, plan, degree), *_divisions(job, plan, degree))
-    ]
+    """Return why that implementation cannot run this job at n1 and n2, each with its rule's id: rules of its own (ntp-*), and those of
+    Megatron-LM's shards, which both degrees must keep.
+    """
+    if not 1 <= degree < plan.tp:
+        found = [("ntp-degree", f"the reduced degree {degree} must be from 1 to {plan.tp - 1}", f"below tp = {plan.tp}")]
+    else:
+        found = [*_structure(job, plan, degree), *_divisions(job, plan, degree), *unspelled(job, plan)]
+    return [Problem(where=NAME, path=rule, value="", rule=text, hint=hint) for rule, text, hint in found]
 
 
 def _structure(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, str]]:
-    tp, node = int(plan.tp), job.cluster.gpus_per_node
-    if not 1 <= degree < tp:
-        yield "ntp-degree", f"the reduced degree {degree} must be from 1 to {tp - 1}", f"below tp = {tp}"
-        return
+    model = job.model
+    if MEGATRON not in job.framework.rules:
+        yield "ntp-framework", f"framework = {job.framework.name}: it is a part of Megatron-LM", "--framework megatron-lm"
     if plan.pp > 1:
         yield "ntp-pp", f"pp = {plan.pp}: its process groups take a replica for tp*cp ranks, which leaves pipelines out", "pp=1"
-    if job.model.moe is not None:
-        yield "ntp-experts", f"{job.model.name} has experts, which are no units of it (it maps ffn_hidden)", "a dense model"
-    if job.model.mla is not None:
-        yield (
-            "ntp-mla",
-            f"{job.model.name} has latent attention, whose compressed projections have no heads to map",
-            "a model with plain attention",
-        )
     if plan.zero > 0:
-        yield (
-            "ntp-distributed-optimizer",
-            f"zero = {plan.zero}: side gradients of a healthy rank belong to no parameter of it, but to one of a reduced rank",
-            "zero=0",
-        )
+        text = f"zero = {plan.zero}: side gradients of a healthy rank belong to no parameter of it, but to one of a reduced rank"
+        yield "ntp-distributed-optimizer", text, "zero=0"
+    if plan.sequence_parallel and degree == 1:
+        yield "ntp-sequence-parallel", "sequence_parallel needs a reduced degree above 1", "sequence_parallel=false"
     if plan.dp(job.gpus) < 2:
         yield "ntp-dp", "there is one replica: no healthy one is left to reduce gradients with", "fewer tp, or more GPUs"
-    if tp > node or node % tp:
-        yield (
-            "ntp-node",
-            f"tp = {tp} does not divide the {node} GPUs of a node, so its tasks cannot be counted by node",
-            f"a divisor of {node}",
-        )
+    if job.task != "pretrain":
+        yield "ntp-task", f"task = {job.task}: its training script is derived from pretrain_gpt.py", "--task pretrain"
+    if model.moe is not None:
+        yield "ntp-experts", f"{model.name} has experts, which are no units of it (it maps ffn_hidden)", "a dense model"
+    if model.mla is not None:
+        yield "ntp-mla", f"{model.name} has latent attention, whose compressed projections have no heads to map", "plain attention"
+    if model.mtp_layers:
+        yield "ntp-mtp", f"{model.name} has {model.mtp_layers} MTP layers, whose projections it does not map", "a model without"
 
 
 def _divisions(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, str]]:
+    found = list(_undivided(job, plan, degree))
+    lower = (n for n in range(degree - 1, 0, -1) if not list(_undivided(job, plan, n)) and not (plan.sequence_parallel and n == 1))
+    fits = next((f"fallback_tp={n}" for n in lower), "another tp") if found else ""
+    for rule, text in found:
+        yield rule, text, fits + (", or sequence_parallel=false" if rule == "seq-sp" else "")
     model, tp = job.model, int(plan.tp)
-    if not 1 <= degree < tp:
-        return
-    widths = {"heads": model.heads, "ffn_hidden": model.ffn_hidden}
-    if vocab_multiple(job, tp, degree) is None:
-        yield "ntp-padded-vocab", f"no padding of vocab = {model.vocab} maps to {tp} and {degree} ranks", "another reduced degree"
-    for name, units in widths.items():
-        for each in (tp, degree):
-            if units % each:
-                yield (
-                    f"ntp-{name.removesuffix('_hidden')}",
-                    f"{name} = {units} must divide by {each}",
-                    _divisors(units, tp),
-                )
-    if any(model.kv_heads % each and each % model.kv_heads for each in (tp, degree)):
-        yield "ntp-kv-heads", f"kv_heads = {model.kv_heads} must divide by {tp} and {degree}, or divide them", _divisors(model.kv_heads, tp)
-    for name, units in widths.items():
-        if units % tp == 0 and mapped(units, tp, degree) != [units // tp] * degree:
-            left = mapped(units, tp, degree)
+    if model.kv_heads < tp and tp % model.kv_heads == 0:
+        text = f"kv_heads = {model.kv_heads} are copied for {tp} ranks, and less often for {degree}: the shards of QKV do not add up"
+        yield "ntp-kv-copies", text, f"tp={model.kv_heads} or less"
+    rows = (model.heads + 2 * model.kv_heads) * model.qk_head_dim
+    if rows % model.heads:
+        text = f"it cuts the {rows} rows of QKV ({model.heads} heads + 2 * {model.kv_heads} kv_heads) by heads, which do not divide them"
+        yield "ntp-qkv", text, "a model whose heads divide 2*kv_heads*head_dim"
+
+
+def _undivided(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str]]:
+    """Yield what the degrees do not divide, and where the mapping from one to the other is wrong."""
+    tp = int(plan.tp)
+    for each, words in ((tp, "healthy"), (degree, "reduced")):
+        row = dataclasses.replace(plan, tp=each)
+        for rule in DIVISIONS:
+            if not rule.holds(job, row):
+                yield rule.id, f"{words} replicas: {rule.says(job, row)}"
+    for name, units in {"heads": job.model.heads, "ffn_hidden": job.model.ffn_hidden}.items():
+        left = mapped(units, tp, degree)
+        if units % tp == 0 and left != [units // tp] * degree:
             found = "fails (fewer pieces than ranks)" if left is None else f"leaves {min(left)} to {max(left)} on a rank, not {units // tp}"
-            yield "ntp-map", f"its mapping of {name} = {units} from {tp} to {degree} ranks {found}", _mappable(units, tp)
+            yield "ntp-map", f"its mapping of {name} = {units} from {tp} to {degree} ranks {found}"
 
 
-def _divisors(units: int, tp: int) -> str:
-    fits = [n for n in range(1, tp) if units % n == 0]
-    return f"reduced degrees that divide it: {', '.join(map(str, fits))}" if fits else "another tp"
-
-
-def _mappable(units: int, tp: int) -> str:
-    fits = [n for n in range(1, tp) if mapped(units, tp, n) == [units // tp] * n]
-    return f"it maps to {', '.join(map(str, fits))}" if fits else "another tp"
-
-
-def wrong_gradients(job: Job, plan: Plan) -> list[str]:
-    """Return what is known to go wrong in this job there, worst first; README.md of the export lists it."""
+def defects(job: Job, plan: Plan) -> list[tuple[str, str]]:
+    """Return what is known to go wrong in this job there, worst first, and how that is known: "run" (on CPUs, synthetic gradients, with
+    what stands in the way replaced) or "read" (in the source).
+    """
     model = job.model
     found = [
-        "DDP raises TypeError (param_layout given twice): drop `param_layout` from the keywords that reach the parent of "
-        "NonuniformTPParamAndGradBuffer.",
-        "Gradients of row-parallel weights (attention output, MLP down) come out wrong on every rank: the flat buffer's rows are not "
-        "those of the reduced replica's shard.",
-        "Replicated parameters (norms) of the extra ranks of healthy replicas are never averaged.",
+        (
+            "run",
+            "DDP raises TypeError with tp_spares > 0: `param_layout` is given twice, by DDP and by the buffer. The way out, which "
+            "pretrain_ntp.py takes: drop `param_layout` from the keywords of NonuniformTPParamAndGradBuffer.__init__.",
+        ),
+        (
+            "run",
+            "Gradients of row-parallel weights (attention output, MLP down) come out wrong on every rank: a core rank's flat buffer is "
+            "[main | side], which is not the row-major order of the reduced replica's [out, in/n2], so unrelated weights are averaged.",
+        ),
+        ("run", "Replicated parameters (norms, row-parallel biases) of the extra ranks of healthy replicas are never averaged."),
+        (
+            "read",
+            "Weights: a healthy rank must hold the units that its mapping gives it, which are not contiguous. Nothing there deals "
+            "weights so, neither new ones nor a checkpoint's; new ones also differ between degrees, as each rank seeds its own shard.",
+        ),
     ]
     if model.kv_heads != model.heads:
-        found.append(f"Grouped-query attention ({model.heads} heads, {model.kv_heads} groups): fused QKV is cut by heads, across groups.")
+        text = f"Grouped-query attention ({model.heads} heads, {model.kv_heads} groups): fused QKV is cut by heads, across groups."
+        found.append(("read", text))
     if model.gated_mlp:
-        found.append("Gated MLP: fc1 holds [gate | up] of a rank, so the rows that move are all of `up`.")
+        found.append(("read", "Gated MLP: fc1 holds [gate | up] of a rank, so the rows that move are all of `up`."))
     if plan.sequence_parallel:
-        found.append("Sequence parallelism: gradients of norms are summed within a replica only.")
+        found.append(("read", "Sequence parallelism: gradients of norms are summed within a replica only."))
+    if plan.cp > 1:
+        found.append(("read", "Context parallelism: no test upstream has run it with two degrees."))
     return found
 
 
@@ -228,5 +266,6 @@ def layout_of(job: Job, plan: Plan, degree: int | None, failed: Mapping[int, Seq
         some = min(idle)
         healthy = [slot for slot in range(tp) if slot not in idle[some]]
         _, idle = parity({**idle, some: (*idle[some], *healthy[len(healthy) - (wanted - spares) :])}, tp)
-    renumbered = dict(enumerate(idle[replica] for replica in sorted(idle)))  # reduced replicas come first
-    return Layout(tp=tp, degree=tp - wanted, cp=int(plan.cp), replicas=replicas, idle=renumbered)
+    origin = (*sorted(idle), *(replica for replica in range(replicas) if replica not in idle))  # reduced replicas come first
+    renumbered = dict(enumerate(idle[replica] for replica in sorted(idle)))
+    return Layout(tp=tp, degree=tp - wanted, cp=int(plan.cp), replicas=replicas, idle=renumbered, origin=origin)

@@ -4,257 +4,211 @@ from __future__ import annotations
 
 import json
 import shlex
+from textwrap import fill
 from typing import TYPE_CHECKING
 
-from tuner.arrays import ceil_div
 from tuner.errors import Problem, SpecError
 from tuner.launch.launchers.launcher import Written
-from tuner.launch.megatron_ntp import SOURCE, refusals, vocab_multiple, wrong_gradients
+from tuner.launch.megatron_ntp import NAME, SOURCE, defects, refusals, vocab_multiple
+from tuner.launch.megatron_ntp_arguments import arguments, of_a_whole_run
+from tuner.launch.megatron_ntp_script import PROGRAM, TEXT
+from tuner.launch.megatron_ntp_slurm import MOST_PARTS, TASK, batch, parts, table, task
 
 if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.launch.megatron_ntp import Layout
     from tuner.plan import Plan
 
-CONFIG, SETUP, ARGUMENTS, BATCH, TASK, READ_ME = "ntp.json", "ntp_setup.py", "arguments.sh", "launch.sbatch", "task.sh", "README.md"
+CONFIG, GROUPS, ARGUMENTS, RANKS = "ntp.json", "groups.json", "arguments.sh", "ranks.txt"
+BATCH, PARITY, READ_ME = "launch.sbatch", "parity.sh", "README.md"
+UNIFORM = {CONFIG: "uniform.json", GROUPS: "uniform_groups.json", RANKS: "uniform_ranks.txt", BATCH: "uniform.sbatch"}
 
 
-def write(job: Job, plan: Plan, layout: Layout) -> Written:
-    """Return the files of the export. Raises SpecError listing every rule of that implementation that the job breaks."""
+def write(job: Job, plan: Plan, layout: Layout, named: int) -> Written:
+    """Return the files of the export; `named`: how many GPUs were named as failed. Raises SpecError listing every rule of that
+    implementation that the job breaks.
+    """
+    node = job.cluster.gpus_per_node
     problems = refusals(job, plan, layout.degree)
-    groups_a_node = max(job.cluster.gpus_per_node // layout.tp, 1)
-    if layout.reduced * layout.cp % groups_a_node:
-        rule = f"{layout.reduced * layout.cp} reduced groups do not fill nodes of {groups_a_node}, whose tasks are counted by node"
-        problems.append(Problem(where="megatron-lm-ntp", path="ntp-node", value="", rule=rule, hint=f"a multiple of {groups_a_node}"))
     if layout.reduced >= layout.replicas:
-        problems.append(
-            Problem(
-                where="megatron-lm-ntp",
-                path="ntp-reduced",
-                value="",
-                rule="every replica lost GPUs: none is healthy",
-                hint="a smaller tp for all",
-            )
-        )
+        problems.append(_problem("ntp-reduced", "every replica lost GPUs: none is healthy", "a smaller tp for all"))
+    if len(parts(layout, node)) > MOST_PARTS:
+        text = f"nodes lack GPUs in {len(parts(layout, node))} ways, and Slurm takes {MOST_PARTS} parts of a job"
+        problems.append(_problem("ntp-parts", text, "fewer reduced replicas"))
     if problems:
         raise SpecError(problems)
+    uniform = layout.uniform()
     files = {
-        CONFIG: json.dumps(_config(layout), indent=2) + "\n",
-        SETUP: _SETUP,
+        PROGRAM: TEXT,
+        CONFIG: _config(layout, GROUPS),
+        GROUPS: _groups(layout),
         ARGUMENTS: _arguments(job, plan, layout),
-        TASK: _task(job, layout),
-        BATCH: _batch(job, layout, groups_a_node),
-        READ_ME: _read_me(job, plan, layout),
+        RANKS: table(layout, parts(layout, node)),
+        TASK: task(layout.world),
+        BATCH: batch(parts(layout, node), node, name="ntp"),
+        PARITY: _parity(job, layout),
+        UNIFORM[CONFIG]: _uniform_config(uniform),
+        UNIFORM[GROUPS]: _groups(uniform),
+        UNIFORM[RANKS]: table(uniform, parts(uniform, node)),
+        UNIFORM[BATCH]: batch(parts(uniform, node), node, name="ntp-uniform", before=(_uniform_variables(uniform),)),
+        READ_ME: _read_me(job, plan, layout, named),
     }
-    return Written(
-        files=files, programs=(TASK, BATCH), start=f"sbatch {BATCH}", notes=("experimental: run the parity check of README.md first",)
-    )
+    notes = ["experimental: run the parity check of README.md first; upstream's gradients are known to be wrong", _idle(layout, named)]
+    if not plan.dp_overlap:
+        notes.append("dp_overlap=true is the path that upstream has optimised")
+    start = f"PRETRAIN=/path/to/pretrain_gpt.py sbatch {BATCH}"
+    return Written(files=files, programs=(TASK, BATCH, UNIFORM[BATCH], PARITY), start=start, notes=tuple(notes))
 
 
-def _config(layout: Layout) -> dict[str, object]:
-    """Return ntp.json: the fields of NonuniformTPConfig, and the groups by rank."""
+def _problem(rule: str, text: str, hint: str) -> Problem:
+    return Problem(where=NAME, path=rule, value="", rule=text, hint=hint)
+
+
+def _idle(layout: Layout, named: int) -> str:
+    """Return how many GPUs are not used, and how many of these were named as failed."""
+    unused = layout.reduced * layout.spares * layout.cp
+    return f"{unused} GPUs are not used: {named} failed, {unused - named} idle though healthy"
+
+
+def _config(layout: Layout, groups: str) -> str:
+    """Return ntp.json: the fields of NonuniformTPConfig, and what the program needs besides."""
     idle = {f"{replica},{slice_},0": list(slots) for replica, slots in layout.idle.items() for slice_ in range(layout.cp)}
-    return {
-        "tp_base": layout.tp,
-        "tp_spares": layout.spares,
-        "num_reduced_tp_dp_ranks": layout.reduced,
-        "non_active_ranks_per_dp": idle,
-        "context_parallel": layout.cp,
-        "replicas": layout.replicas,
-        "groups": layout.groups(),
-    }
+    fields: dict[str, object] = {"tp_base": layout.tp, "tp_spares": layout.spares, "num_reduced_tp_dp_ranks": layout.reduced}
+    return _json(fields | {"non_active_ranks_per_dp": idle} | _counts(layout, groups))
+
+
+def _uniform_config(uniform: Layout) -> str:
+    fields: dict[str, object] = {"tp_base": uniform.degree, "tp_spares": 0, "num_reduced_tp_dp_ranks": 0, "non_active_ranks_per_dp": {}}
+    return _json(fields | _counts(uniform, UNIFORM[GROUPS]))
+
+
+def _counts(layout: Layout, groups: str) -> dict[str, object]:
+    return {"context_parallel": layout.cp, "replicas": layout.replicas, "world": layout.world, "groups": groups}
+
+
+def _json(value: dict[str, object]) -> str:
+    """Return a JSON object with one line for each of its values, lists and objects too."""
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, (dict, list)) and item:
+            opened, closed = "{}" if isinstance(item, dict) else "[]"
+            rows = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in item.items()] if isinstance(item, dict) else map(json.dumps, item)
+            lines.append(f"  {json.dumps(key)}: {opened}\n    " + ",\n    ".join(rows) + f"\n  {closed}")
+        else:
+            lines.append(f"  {json.dumps(key)}: {json.dumps(item)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _groups(layout: Layout) -> str:
+    """Return groups.json: the ranks of each process group, in the order in which they are made."""
+    return _json(dict(layout.groups().items()))
 
 
 def _arguments(job: Job, plan: Plan, layout: Layout) -> str:
-    """Return arguments.sh: what parallelism and batch are; the architecture's and data's flags are the person's own."""
-    flags = {
-        "--tensor-model-parallel-size": str(layout.tp),
-        "--pipeline-model-parallel-size": "1",
-        "--context-parallel-size": str(layout.cp),
-        "--micro-batch-size": str(int(plan.micro_batch)),
-        "--global-batch-size": str(job.global_batch),
-        "--seq-length": str(job.seq_len),
-        "--num-layers": str(job.model.layers),
-        "--hidden-size": str(job.model.hidden),
-        "--ffn-hidden-size": str(job.model.ffn_hidden),
-        "--num-attention-heads": str(job.model.heads),
-        "--make-vocab-size-divisible-by": str(vocab_multiple(job, layout.tp, layout.degree)),  # so that both degrees divide it
-    }
-    if job.model.kv_heads != job.model.heads:
-        flags |= {"--group-query-attention": "", "--num-query-groups": str(job.model.kv_heads)}
-    flags |= {"--sequence-parallel": ""} if plan.sequence_parallel else {}
-    flags |= {"--bf16": ""} if job.precision != "fp32" else {}
-    flags |= {"--overlap-grad-reduce": "", "--ddp-bucket-size": "100000000"}  # the path that hides resharding; few large buckets
-    lines = [f"  {shlex.quote(name)}{' ' + shlex.quote(value) if value else ''}" for name, value in flags.items()]
-    head = [
-        f"# {job.model.name} (of these flags; add tokenizer and data). tp is that of healthy replicas.",
-        "# shellcheck shell=bash disable=SC2034",
-    ]
-    return "\n".join([*head, "ARGUMENTS=(", *lines, ")", ""])
+    """Return arguments.sh: two arrays, as the parity check takes the first alone."""
+    lines = ["  " + shlex.join(words) for words in arguments(job, plan, vocab_multiple(job, layout.tp, layout.degree))]
+    return "\n".join(
+        [
+            "# shellcheck shell=bash disable=SC2034",
+            f"# {shlex.quote(job.model.name)}: model, batch and parallelism. Tokenizer, data and schedule are yours: give them to {BATCH}.",
+            f"# The vocabulary is padded so that both {layout.tp} and {layout.degree} divide it.",
+            "ARGUMENTS=(",
+            *lines,
+            ")",
+            f"WHOLE_RUN=({' '.join(shlex.join(words) for words in of_a_whole_run(job))})",
+            "",
+        ]
+    )
 
 
-def _task(job: Job, layout: Layout) -> str:
-    """Return task.sh: one process, with its rank over both parts of the job and its GPU."""
-    per_node = max(job.cluster.gpus_per_node // layout.tp, 1)
-    table = "\n".join(f"  {shlex.quote(' '.join(map(str, gpus)))}" for gpus in _gpus_of_nodes(layout, per_node))
-    world = layout.cp * (layout.reduced * layout.degree + (layout.replicas - layout.reduced) * layout.tp)
+def _uniform_variables(uniform: Layout) -> str:
+    return f"export NTP_LAYOUT={UNIFORM[CONFIG]} NTP_RANKS={UNIFORM[RANKS]} NTP_WORLD={uniform.world}"
+
+
+def _parity(job: Job, layout: Layout) -> str:
+    """Return parity.sh: a few steps in fp32 at both degrees and at n2 throughout, compared."""
+    few = {
+        "--num-layers": "2", "--train-iters": "3", "--tokenizer-type": "NullTokenizer", "--vocab-size": str(job.model.vocab),
+        "--attention-dropout": "0.0", "--hidden-dropout": "0.0", "--lr": "1e-4", "--log-interval": "1", "--eval-iters": "0",
+    }  # fmt: skip
+    words = shlex.join([word for pair in few.items() for word in pair])
+    padding = vocab_multiple(job, layout.tp, layout.degree) * layout.tp // layout.degree
     return f"""#!/bin/bash
-# One rank. Part 0 of the job runs the reduced replicas, part 1 the healthy ones.
+# Two layers, three steps, fp32, made-up data, the same weights cut for each degree: at tp {layout.tp} and {layout.degree}, then
+# at {layout.degree} throughout. Losses and gradient norms must agree. The first loss says whether the model is the same, all else is
+# about gradients.
 set -euo pipefail
 cd "$(dirname "$0")"
-PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
-export PYTHONPATH
-USED=(  # GPUs of each node of part 0
-{table}
-)
-if [ "$SLURM_NODEID" -lt "${{#USED[@]}}" ]; then  # nodes and processes are counted through both parts
-  read -r -a gpus <<<"${{USED[$SLURM_NODEID]}}"
-  CUDA_VISIBLE_DEVICES=${{gpus[$SLURM_LOCALID]}}
-else
-  CUDA_VISIBLE_DEVICES=$SLURM_LOCALID
-fi
-export WORLD_SIZE={world} RANK=$SLURM_PROCID LOCAL_RANK=0 CUDA_VISIBLE_DEVICES
-# One queue, so that reductions keep the order in which resharding launches them.
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-# shellcheck source=/dev/null
-source ./{ARGUMENTS}
-exec python3 "${{PRETRAIN:?your copy of pretrain_gpt.py, which calls ntp_setup.py}}" "${{ARGUMENTS[@]}}" "$@"
+: "${{PRETRAIN:?the path of pretrain_gpt.py in Megatron-LM}}"
+export NTP_PARITY=1 PRETRAIN
+few=({words} --mock-data --use-cpu-initialization)
+sbatch --wait --output=parity.ntp.log {BATCH} "${{few[@]}}"
+uniform=(--tensor-model-parallel-size {layout.degree} --make-vocab-size-divisible-by {padding})  # the same padded vocabulary
+sbatch --wait --output=parity.uniform.log {UNIFORM[BATCH]} "${{few[@]}}" "${{uniform[@]}}"
+figures() {{ grep -oE '(lm loss|grad norm): [0-9.E+-]+' "$1"; }}
+paste -d ' ' <(figures parity.ntp.log) <(figures parity.uniform.log) | awk '
+  {{ mine = $3; other = $6; gap = mine > other ? mine - other : other - mine
+    bad = !(NF == 6 && gap <= 1e-4 * other + ($1 == "grad") * 1e-3)  # norms are printed with three decimals
+    print $1, $2, mine, other, bad ? "DIFFERS" : "agrees"; wrong += bad }}
+  END {{ if (NR != 6) {{ print "a run did not end: see parity.*.log"; exit 1 }} exit wrong > 0 }}'
 """
 
 
-def _gpus_of_nodes(layout: Layout, per_node: int) -> list[list[int]]:
-    """Return the GPUs in use on each node of part 0, which holds `per_node` groups."""
-    groups = [layout.slots(replica) for replica in range(layout.reduced) for _ in range(layout.cp)]
-    nodes = [groups[start : start + per_node] for start in range(0, len(groups), per_node)]
-    return [[place * layout.tp + slot for place, slots in enumerate(node) for slot in slots] for node in nodes]
-
-
-def _batch(job: Job, layout: Layout, per_node: int) -> str:
-    """Return launch.sbatch: a heterogeneous job, as the parts have different counts of processes a node."""
-    node = job.cluster.gpus_per_node
-    parts = [
-        (layout.reduced * layout.cp // per_node, per_node * layout.degree),
-        (ceil_div((layout.replicas - layout.reduced) * layout.cp, per_node), per_node * layout.tp),
-    ]
-    (few, few_tasks), (many, many_tasks) = parts
-    return f"""#!/bin/bash
-#SBATCH --job-name=ntp
-#SBATCH --nodes={few}
-#SBATCH --ntasks-per-node={few_tasks}
-#SBATCH --gpus-per-node={node}
-#SBATCH hetjob
-#SBATCH --nodes={many}
-#SBATCH --ntasks-per-node={many_tasks}
-#SBATCH --gpus-per-node={node}
-# Part 0: the nodes with failed GPUs, {layout.degree} of {layout.tp} in each group; name them with --nodelist. Part 1: whole nodes.
-set -euo pipefail
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | head -n 1)
-export MASTER_ADDR MASTER_PORT="${{MASTER_PORT:-29500}}"
-srun --het-group=0,1 --kill-on-bad-exit=1 ./{TASK} "$@"
-"""
-
-
-_SETUP = '''\
-"""Nonuniform tensor parallelism of Megatron-LM's dev branch, from ntp.json: call these from a copy of pretrain_gpt.py. EXPERIMENTAL.
-
-1. start() in place of torch.distributed.init_process_group and initialize_model_parallel;
-2. map_parameters(model, padded_vocab) when the model is built (with the tensor-parallel size of this rank's group, see degree());
-3. wrap(...) in place of DistributedDataParallel.
-"""
-
-import json
-from pathlib import Path
-
-import torch
-from megatron.core import parallel_state
-from megatron.core.distributed.nonuniform_tp import NonuniformTPConfig, NonuniformTPDistributedDataParallel, ntp_init, ntp_map
-
-TOLD = json.loads((Path(__file__).parent / "ntp.json").read_text())
-FIELDS = ("tp_base", "tp_spares", "num_reduced_tp_dp_ranks")
-IDLE = {tuple(map(int, key.split(","))): slots for key, slots in TOLD["non_active_ranks_per_dp"].items()}
-CONFIG = NonuniformTPConfig(**{name: TOLD[name] for name in FIELDS}, non_active_ranks_per_dp=IDLE)
-
-
-def start():
-    """Make the process groups by hand: ranks are packed, so neither initialize_model_parallel nor the helper of nonuniform_tp fits."""
-    torch.distributed.init_process_group("nccl")
-    rank = torch.distributed.get_rank()
-    for name, every in TOLD["groups"].items():
-        for ranks in every:  # every rank makes every group, in this order
-            group = torch.distributed.new_group(ranks)
-            if rank in ranks:
-                _take(name, group, ranks)
-    alone = None
-    for other in range(torch.distributed.get_world_size()):
-        group = torch.distributed.new_group([other])
-        alone = group if other == rank else alone
-    parallel_state._PIPELINE_MODEL_PARALLEL_GROUP = alone
-    parallel_state._PIPELINE_GLOBAL_RANKS = [rank]
-
-
-def _take(name, group, ranks):
-    if name == "tp":
-        parallel_state._TENSOR_MODEL_PARALLEL_GROUP = parallel_state._MODEL_PARALLEL_GROUP = group
-        parallel_state._TENSOR_MODEL_PARALLEL_GLOBAL_RANKS = parallel_state._MODEL_PARALLEL_GLOBAL_RANKS = ranks
-    elif name == "dp":
-        parallel_state._DATA_PARALLEL_GROUP = parallel_state._DATA_PARALLEL_GROUP_WITH_CP = group
-        parallel_state._DATA_PARALLEL_GLOBAL_RANKS = ranks
-    elif name == "cp":
-        parallel_state._CONTEXT_PARALLEL_GROUP, parallel_state._CONTEXT_PARALLEL_GLOBAL_RANKS = group, ranks
-    else:
-        parallel_state._TENSOR_AND_CONTEXT_PARALLEL_GROUP = group
-
-
-def degree():
-    """Return the tensor-parallel size of this rank's replica: what its TransformerConfig must say."""
-    return parallel_state.get_tensor_model_parallel_world_size()
-
-
-def map_parameters(model, padded_vocab):
-    """Attach the mapping between both degrees to the parameters of a GPTModel."""
-    for layer in model.decoder.layers:
-        ntp_init(layer, CONFIG)
-    for module in (getattr(model.embedding, "word_embeddings", None), getattr(model, "output_layer", None)):
-        if module is not None:
-            ntp_map(module, CONFIG, padded_vocab)
-
-
-def wrap(config, ddp_config, model, pg_collection=None):
-    """Return the model in the data-parallel wrapper that reshards gradients."""
-    return NonuniformTPDistributedDataParallel(
-        config=config, ddp_config=ddp_config, module=model, pg_collection=pg_collection, ntp_config=CONFIG
+def _read_me(job: Job, plan: Plan, layout: Layout, named: int) -> str:
+    idle = "\n".join(f"| {r} | {layout.was(r)} | {', '.join(map(str, slots))} |" for r, slots in layout.idle.items())
+    wrong = "\n".join(
+        fill(f"- [{known}] {text}", 140, subsequent_indent="  ", break_long_words=False) for known, text in defects(job, plan)
     )
-'''
-
-
-def _read_me(job: Job, plan: Plan, layout: Layout) -> str:
-    idle = "\n".join(f"| {replica} | {', '.join(map(str, slots))} |" for replica, slots in layout.idle.items())
-    wrong = "\n".join(f"- {text}" for text in wrong_gradients(job, plan))
     return f"""# {job.model.name} at tensor-parallel degrees {layout.tp} and {layout.degree} on Megatron-LM's dev branch
 
-EXPERIMENTAL. {layout.reduced} of {layout.replicas} replicas run at {layout.degree} of {layout.tp} GPUs.
-Source of what is said here: {SOURCE}.
+EXPERIMENTAL. {layout.reduced} of {layout.replicas} replicas run at {layout.degree} of {layout.tp} GPUs, {layout.world} processes in all.
+{_idle(layout, named)}.
+Source of what is said here: {SOURCE}
+(PR 4585; read as of 2026-08-21; main has none of it).
 
-| replica | slots not used |
-|---|---|
+| replica | was | slots not used |
+|---|---|---|
 {idle}
 
-`{CONFIG}` has NonuniformTPConfig and every process group by rank; `{SETUP}` makes them and wraps the model; `{BATCH}` is a Slurm
-heterogeneous job, as replicas have different counts of processes; `{ARGUMENTS}` has the parallelism, the batch and the sizes of the
-model: add tokenizer and data. There is no command-line flag for this: PRETRAIN names your copy of pretrain_gpt.py, which calls
-`{SETUP}` at the three places that it names.
+Reduced replicas come first. There is one reduced degree for the whole job: the replica that lost most counts, others leave their highest
+healthy slots idle too.
 
-    PRETRAIN=/path/to/pretrain_ntp.py sbatch {BATCH}
+| file | what |
+|---|---|
+| `{CONFIG}`, `{GROUPS}` | NonuniformTPConfig; the ranks of every process group |
+| `{PROGRAM}` | runs your pretrain_gpt.py with these: there is no flag for it |
+| `{ARGUMENTS}` | model, batch, parallelism; tokenizer, data and schedule are yours |
+| `{RANKS}` | rank and GPU of each of Slurm's processes, and what the rank is |
+| `{BATCH}`, `{TASK}` | a Slurm job, heterogeneous where nodes differ: torchrun cannot start different counts of processes |
+| `{PARITY}`, `uniform*` | the parity check |
 
-## Known to be wrong there
+    PRETRAIN=/path/to/Megatron-LM/pretrain_gpt.py sbatch {BATCH} --data-path ... --tokenizer-type ...
 
-{wrong}
-
-No upstream test compares gradients. Its one end-to-end test (6 GPUs, TP2 and TP4, one layer) looks at whether the loss is finite.
+GPUs in `{RANKS}` are numbered as on a whole node, and whole nodes are asked for: where the driver no longer lists a failed GPU, lower the
+numbers above it and `--gpus-per-node`. Give the nodes of each part with `--nodelist` in `{BATCH}`.
 
 ## Before anything else: parity
 
-Train a model of one or two layers in fp32 for three steps, once with these files and once with all replicas at tp {layout.degree} (no
-failures, same seed and global batch, dropout off). Losses must agree to 1e-5 and the norms of every parameter's gradient to 1e-4. They will
-not, until the defects above are mended. `tuner profile --ntp` runs the same layouts with the tuner's own engine, which passes that test.
+    PRETRAIN=/path/to/Megatron-LM/pretrain_gpt.py ./{PARITY}
+
+At the commit named above gradients will differ: see the defects. No upstream test compares gradients; its one end-to-end test (6 GPUs, TP2
+and TP4, one layer) looks at whether the loss is finite.
+
+## Known to be wrong there
+
+Seen in a run on CPUs with synthetic gradients [run], or read in the source [read]:
+
+{wrong}
+
+## Limits
+
+- Every replica takes the same batch, so the reduced ones are the slowest; their GPUs hold {layout.tp}/{layout.degree} times the weights.
+- No pipelines, experts, distributed optimizer, latent attention, CUDA graphs; both degrees must divide heads and ffn_hidden.
+- Checkpoints are neither written nor read for two degrees; start anew, or convert weights yourself.
+- Its own set-up of groups (initialize_nonuniform_tp_process_groups) starts the failed ranks too and keeps data-parallel groups by slot, so
+  that only the last slots may be missing: here groups are made by hand, as its README asks of packed ranks.
+- Rank 0 prints the loss here, as the last rank is an extra one, which averages over healthy replicas alone; TensorBoard has that one's.
+- `{PROGRAM}` was written from the source and has never trained anything.
+
+`tuner profile --ntp` runs such layouts with the tuner's own engine, whose gradients equal those of one process.
 """

@@ -202,4 +202,7 @@ def versions(device: torch.device) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    CODE = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(CODE)  # all is said: gloo's threads, torn down with the interpreter, now and then abort a run that ended well
