@@ -12,15 +12,15 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from tuner.errors import nearest, one_problem
+from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.launch.launchers.launcher import Written
 from tuner.launch.script import secrets_of, task_script
+from tuner.launch.site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tuner.job import Job
-    from tuner.launch.site import Site
 
 BUILT_IN: dict[str, str] = {
     "kubernetes": "tuner.launch.wrappers.kubernetes",
@@ -105,6 +105,35 @@ def wrapped(name: str, job: Job, written: Written, site: Site, label_of: str) ->
         start=more.start,
         notes=(*written.notes, *more.notes),
     )
+
+
+def wrapped_all(names: Sequence[str], job: Job, launches: Mapping[str, Written], site: Site | None) -> dict[str, Written]:
+    """Return each launch (by the name of its format) with all of these wrappers; the first says how it is started, the others in a note.
+    Raises SpecError listing all that they refuse.
+    """
+    problems: list[Problem] = []
+    found: dict[str, Written] = {}
+    for format_, written in launches.items():
+        whole = written
+        for name in names:
+            try:
+                one = wrapped(name, job, written, site or Site(), f"{job.model.name}-{format_}")
+            except SpecError as error:
+                problems += error.problems
+                continue
+            first = whole is written
+            notes = one.notes[len(written.notes) :]
+            whole = replace(
+                whole,
+                files={**whole.files, **one.files},
+                programs=tuple(dict.fromkeys((*whole.programs, *one.programs))),
+                start=one.start if first else whole.start,
+                notes=(*whole.notes, *notes, *(() if first else (f"{name}: {one.start}",))),
+            )
+        found[format_] = whole
+    if problems:
+        raise SpecError(problems)
+    return found
 
 
 def quoted(value: str) -> str:
