@@ -17,6 +17,7 @@ from tuner.search.ranking import Ranking, Row, rank
 
 if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
+    from tuner.exporting import ExportAnswer
     from tuner.failure import FailureData
     from tuner.job import Job
     from tuner.plan import Plan
@@ -78,7 +79,7 @@ class CurrentPlan:
 class SearchAnswer:
     """The best plans of a job. counts: the best of each count of GPUs, where a range was asked about (job is on the chosen one);
     distinct: whether near equals are counted, not ranked; why_nothing: why no plan is ranked; measured: what ran, where plans were
-    measured; failures: of GPUs, where goodput is the objective.
+    measured; failures: of GPUs, where goodput is the objective; exported: the best plan's files, where they were asked for.
     """
 
     job: Job
@@ -97,6 +98,7 @@ class SearchAnswer:
     why_nothing: str = ""
     measured: Measured | None = None
     failures: FailureData | None = None
+    exported: ExportAnswer | None = None
 
     @property
     def feasible(self) -> bool:
@@ -125,6 +127,9 @@ class SearchAnswer:
         }
         if self.measured is not None:
             record["measured"] = self.measured.record()
+        if self.exported is not None:
+            told = self.exported.record()
+            record["export"] = {name: told[name] for name in ("formats", "refused")}
         return dict(plain(record))
 
 

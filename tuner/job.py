@@ -16,7 +16,7 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mx
 Precision = Literal["bf16", "fp16", "fp32", "fp8", "fp8-blockwise", "fp8-rowwise", "mxfp8", "nvfp4"]
 AttentionKernel = Literal["flash", "unfused"]
 Task = Literal["pretrain", "sft", "lora"]
-RuleFamily = Literal["always", "megatron", "torchtitan", "deepspeed", "nanotron", "fsdp", "zero-bubble"]
+RuleFamily = Literal["always", "megatron", "torchtitan", "deepspeed", "nanotron", "fsdp", "zero-bubble", "accelerate"]
 MOST_RAMP_STEPS = 10_000
 BytesPerParameter = Annotated[int, Field(ge=0, le=64, strict=True)]
 

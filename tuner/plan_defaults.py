@@ -6,19 +6,36 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import PlanError, Problem
 from tuner.plan import Plan
+from tuner.request import read_calibration, read_job
 from tuner.search.space import RUNTIME
 from tuner.search.space import complete as with_defaults
-from tuner.values import knobs
+from tuner.values import Problems, knobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tuner.cost_model.calibration import Calibration
     from tuner.job import Job
+    from tuner.request import Request
 
 
 def read_plan(value: Any, job: Job, name: str) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan of a text, a mapping or a Plan, completed with the framework's defaults, and what was assumed."""
     return (value, ()) if isinstance(value, Plan) else complete(job, knobs(value, name), name)
+
+
+def asked_plan(request: Request) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
+    """Return the one plan that a request asks about: its job, the plan, what was assumed, the calibration. Raises SpecError."""
+    problems = Problems()
+    if request.plan is None:
+        problems.add("plan", None, "is missing", "the layout that is asked about, like tp=8,pp=2")
+    elif not isinstance(request.plan, Plan):
+        problems.trying(lambda: knobs(request.plan, "plan"))
+    job = problems.trying(lambda: read_job(request))
+    problems.raise_any()
+    assert job is not None  # noqa: S101 (raise_any has raised otherwise)
+    plan, assumed = read_plan(request.plan, job, "plan")
+    return job, plan, assumed, read_calibration(request, job)
 
 
 def complete(job: Job, fields: Mapping[str, int], where: str = "plan") -> tuple[Plan, tuple[str, ...]]:

@@ -65,6 +65,7 @@ class Request:
     objective: Any = None
     failure_data: Any = None
     deadline: Any = None
+    export: Any = None
     top: Any = None
     all: Any = None
     strategy: Any = None

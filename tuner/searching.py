@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import SpecError, one_problem
+from tuner.exporting import export_or_refuse, read_formats
 from tuner.plan import Plan
 from tuner.request import read_calibration, read_range, sized
 from tuner.values import Problems, close, fraction, knobs, quantity, truth, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tuner.cost_model.calibration import Calibration
     from tuner.errors import Problem
@@ -169,6 +170,7 @@ def run_search(request: Request, progress: Progress | None, started: Callable[[]
     request = measured.completed(request)
     problems = Problems()
     aim = problems.trying(lambda: read_aim(request))
+    formats = () if request.export is None else problems.trying(lambda: read_formats(request.export))
     if measured.wanted(request):
         problems.trying(lambda: measured.read_measure(request))
     base = problems.trying(lambda: read_range(request))
@@ -177,9 +179,20 @@ def run_search(request: Request, progress: Progress | None, started: Callable[[]
     assert base is not None  # noqa: S101
     job, counts = base
     if len(counts) > 1 or aim.deadline_s is not None:
-        return _search_counts(request, aim, job, counts, progress)
-    job = sized(job, counts[0])
-    return _search_one(request, aim, job, read_calibration(request, job), progress, started)
+        answer = _search_counts(request, aim, job, counts, progress)
+    else:
+        job = sized(job, counts[0])
+        answer = _search_one(request, aim, job, read_calibration(request, job), progress, started)
+    return _exported(request, answer, formats or ())
+
+
+def _exported(request: Request, answer: SearchAnswer, formats: Sequence[str]) -> SearchAnswer:
+    """Return the answer with the files of its best plan in these formats."""
+    if not formats or not answer.feasible:
+        return answer
+    plan = answer.ranking[0].row.plan
+    files = export_or_refuse(answer.job, plan, formats, calibrate=lambda job: read_calibration(request, job))
+    return dataclasses.replace(answer, exported=files)
 
 
 def _search_one(

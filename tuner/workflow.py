@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import one_problem
 from tuner.load import load_yaml, path_of
-from tuner.request import FAILURE_KEYS, JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, read_calibration, read_job, read_request
-from tuner.values import Problems, close, knobs, whole
+from tuner.request import FAILURE_KEYS, JOB_KEYS, MEASURE_KEYS, SEARCH_KEYS, read_request
+from tuner.values import Problems, close, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tuner.measurement import Measurement
     from tuner.nonuniform import NonuniformAnswer
     from tuner.plan import Plan
-    from tuner.request import Request
     from tuner.shelf import ClusterFile, PresetsAnswer
 
     Progress = Callable[..., None]
@@ -64,23 +63,9 @@ class ReplayAnswer:
 
 
 def _one_plan(given: dict[str, Any]) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
-    return _read_plan(read_request(given, keys=(*JOB_KEYS, "plan")))
+    from tuner.plan_defaults import asked_plan
 
-
-def _read_plan(request: Request) -> tuple[Job, Plan, tuple[str, ...], Calibration]:
-    from tuner.plan import Plan
-    from tuner.plan_defaults import read_plan
-
-    problems = Problems()
-    if request.plan is None:
-        problems.add("plan", None, "is missing", "the layout that is asked about, like tp=8,pp=2")
-    elif not isinstance(request.plan, Plan):
-        problems.trying(lambda: knobs(request.plan, "plan"))
-    job = problems.trying(lambda: read_job(request))
-    problems.raise_any()
-    assert job is not None  # noqa: S101 (raise_any has raised otherwise)
-    plan, assumed = read_plan(request.plan, job, "plan")
-    return job, plan, assumed, read_calibration(request, job)
+    return asked_plan(read_request(given, keys=(*JOB_KEYS, "plan")))
 
 
 def estimate(**given: Any) -> EstimateAnswer:
@@ -94,10 +79,11 @@ def failures(*, progress: Progress | None = None, **given: Any) -> FailuresAnswe
     """Return what a plan loses to failing GPUs, by policy. Arguments are those of the command line: those of `estimate`, data, mtbf, ..."""
     from tuner.failing import read_question, with_fallback
     from tuner.goodput import answer_failures
+    from tuner.plan_defaults import asked_plan
 
     request = read_request(given, keys=(*JOB_KEYS, "plan", *FAILURE_KEYS))
     problems = Problems()
-    read = problems.trying(lambda: _read_plan(request))
+    read = problems.trying(lambda: asked_plan(request))
     question = problems.trying(lambda: read_question(request))
     problems.raise_any()
     assert read is not None  # noqa: S101 (raise_any has raised otherwise)
@@ -131,21 +117,18 @@ def folder_name(**given: Any) -> str:
     return "tuner-" + re.sub(r"[^A-Za-z0-9._]+", "-", words)[:80]
 
 
-def export(formats: Any, *, failed: Any = None, reduced: Any = None, version: Any = "", **given: Any) -> ExportAnswer:
-    """Return the files that launch a plan in these formats ("neutral,megatron-lm-ntp", or a list); failed: "0:3,1:5", replica and slot,
-    or reduced: how many replicas fall to the plan's fallback_tp.
-    """
-    from tuner.exporting import export_plan, read_failed
+def export(
+    formats: Any, *, wrap: Any = None, site: Any = None, failed: Any = None, reduced: Any = None, version: Any = "", **given: Any
+) -> ExportAnswer:
+    """Return the files that launch a plan in these formats ("neutral,deepspeed", or a list); wrap: "slurm,kubernetes", around them, with
+    the settings of the `site` file; failed: "0:3,1:5", replica and slot, or reduced: how many replicas fall to the plan's fallback_tp.
 
-    names = [name.strip() for item in _listed(formats) for name in str(item).split(",") if name.strip()]
-    problems = Problems()
-    gone = None if failed is None else problems.trying(lambda: read_failed(failed))
-    few = None if reduced is None else problems.trying(lambda: whole(reduced, "reduced"))
-    asked = problems.trying(lambda: _one_plan(given))
-    problems.raise_any()
-    assert asked is not None  # noqa: S101 (raise_any has raised otherwise)
-    job, plan, assumed, _ = asked
-    return export_plan(job, plan, assumed, names, version=str(version or ""), failed=gone, reduced=few)
+    Formats that cannot spell the plan are in `refused`; SpecError is raised where none can.
+    """
+    from tuner.exporting import answer_export
+
+    request = read_request(given, keys=(*JOB_KEYS, "plan"))
+    return answer_export(request, formats, wrap=wrap, site=site, failed=failed, reduced=reduced, version=str(version or ""))
 
 
 def profile_ntp(*, progress: Progress | None = None, folder: Any = None, **given: Any) -> NonuniformAnswer:

@@ -172,6 +172,10 @@ class SearchOptions:
     deadline: Annotated[
         Text, _opt("--deadline", metavar="TIME", text="With --gpus A..B and --tokens: cheapest count done in, say, 30d", panel=ANSWER)
     ] = None
+    export: Annotated[
+        Text,
+        _opt("--export", metavar="FORMATS", text="Write the best plan's files as `tuner export` does, under --out/best", panel=ANSWER),
+    ] = None
     top: Annotated[Text, _opt("--top", "-k", metavar="N", text="Plans to rank (10)", panel=ANSWER)] = None
     all: Annotated[
         bool,

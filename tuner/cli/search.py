@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from tuner.cli.export import say_refused, write_files
 from tuner.cli.guard import guarded
 from tuner.cli.options import JobOptions, MeasureOptions, SearchOptions, Show, given, unpacks
+from tuner.errors import one_problem
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tuner.found import SearchAnswer
 
+BEST = "best"
 SHORT = "The best plans for a job, ranked"
 HELP = """\
 The best plans for a job: every plan is checked against the framework's rules and priced; those that fit are ranked.
@@ -20,6 +23,9 @@ The best plans for a job: every plan is checked against the framework's rules an
 Sequence length and global batch stay as they are. With --gpus A..B, --tokens and --deadline it is the cheapest count of GPUs that
 is asked for. With --out DIR the answer is written as search.json, ranking.csv and job.yaml (which --job takes). The exit code is
 1 when nothing is feasible; the answer says why.
+
+With --export FORMATS the files that launch the best plan are written under --out/best (see `tuner export`); the exit code is 2 where
+a format cannot spell it.
 
 With --profile N or --budget plans are also run, a few steps each: those that teach most about which is best. What was measured is
 in the ranking and in --out; killed at any moment, `tuner profile DIR` goes on from there. The exit code is 5 when the budget ended
@@ -32,6 +38,7 @@ Examples:
   tuner search -m mixtral-8x7b -c h100x64 -s 4k -b 256 --fix tp=2 --limit "ep<=8"
   tuner search --job llama3-70b-h100x64 --max-memory "70 GB" --max-p-oom 20%
   tuner search --job llama3-70b-30-days --gpus 256..1024 --price 2.5
+  tuner search -m llama3-8b -c h100x16 -s 8k -b 64 --framework deepspeed --export deepspeed -o out
   tuner search -m tiny -c local --profile 8 -o out
   tuner search -m llama3-8b -c h100x64 -s 8k -b 512 --budget 12gpu-h --runner slurm --site site.yaml -o out
 """
@@ -52,6 +59,8 @@ def run(question: dict[str, Any], show: Show) -> int:
     from tuner.cli.publish import note, publish
     from tuner.report.search import search_text
 
+    if question.get("export") is not None and (show.out is None or show.out.lower().endswith(".json")) and not show.json:
+        raise one_problem("export", "", question["export"], "needs a folder to write to", "-o DIR, or --json")
     folder: dict[str, Any] = {}
     if workflow.measures(**question):
         show = dataclasses.replace(show, out=show.out or workflow.folder_name(**question))
@@ -65,7 +74,11 @@ def run(question: dict[str, Any], show: Show) -> int:
     if not answer.feasible:
         note("tuner: nothing feasible", show)
         return 1
-    return 0 if answer.measured is None else answer.measured.exit_code
+    code = 0 if answer.measured is None else answer.measured.exit_code
+    if answer.exported is not None:
+        say_refused(answer.exported)
+        code = code or (2 if answer.exported.refused else 0)
+    return code
 
 
 def _job_text(question: dict[str, Any]) -> str:
@@ -87,7 +100,8 @@ def _write(answer: SearchAnswer, question: dict[str, Any], folder: Path) -> list
         files["calibration.yaml"] = answer.measured.calibration
     for name, text in files.items():
         write_file(folder / name, text)
-    return list(files)
+    written = [] if answer.exported is None else write_files(answer.exported, folder / BEST)
+    return [*files, *(f"{BEST}/{name}" for name in written)]
 
 
 VERB = search

@@ -13,19 +13,23 @@ if TYPE_CHECKING:
     from tuner.launch.site import Site
 
 TASK = "task.sh"
-_MODULES = "type module >/dev/null 2>&1 || . /etc/profile.d/modules.sh || . /etc/profile.d/lmod.sh"
+HERE = '"$(dirname -- "${BASH_SOURCE[0]}")"'
+_MODULES = "# shellcheck source=/dev/null\ntype module >/dev/null 2>&1 || . /etc/profile.d/modules.sh || . /etc/profile.d/lmod.sh"
 
 
-def task_script(site: Site, folder: str, body: Iterable[str], *, before: Iterable[str] = ()) -> str:
-    """Return the script: modules, variables, the site's own lines (as they stand), `before`, the working folder, `body`.
+def task_script(
+    site: Site, folder: str | None, body: Iterable[str], *, before: Iterable[str] = (), what: str = "what one task of a trial runs"
+) -> str:
+    """Return the script: modules, variables, the site's own lines (as they stand), `before`, the working folder (None: that of the
+    script), `body`. what: a plain sentence of what it does.
 
     Secret variables are not in it: they reach it through its environment.
     """
-    lines = ["#!/bin/bash", "# Written by tuner: what one task of a trial runs.", "set -eo pipefail"]
+    lines = ["#!/bin/bash", f"# Written by tuner: {what}.", "set -eo pipefail"]
     if site.modules:
         lines += [_MODULES, *(f"module load {shlex.quote(name)}" for name in site.modules)]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items() if not is_secret(name, value)]
-    lines += [*site.pre_commands, *before, f"cd -- {shlex.quote(folder)}", *body]
+    lines += [*site.pre_commands, *before, f"cd -- {HERE if folder is None else shlex.quote(folder)}", *body]
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tuner.launch.trial import Trial
 
 JOB, LAUNCH, TICKET, EXIT = "job.sh", "launch.sh", "ticket.txt", "exit.txt"
-_ADDRESS = """\
+ADDRESS = """\
 first=$(scontrol show hostnames "$nodes" | head -n 1)
 MASTER_ADDR=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 MASTER_PORT=$((20000 + RANDOM % 20000))
@@ -55,15 +55,19 @@ def gpus_per_node(trial: Trial) -> int:
 
 
 def place_options(site: Site, trial: Trial) -> list[str]:
-    """Return the options of sbatch and srun that say how many nodes and accelerators."""
-    each = gpus_per_node(trial)
+    """Return the options of sbatch and srun that say how many nodes and accelerators a trial takes."""
+    return places(site, nodes_of(trial), gpus_per_node(trial))
+
+
+def places(site: Site, nodes: int, each: int) -> list[str]:
+    """Return the options of sbatch and srun that ask for so many nodes, with `each` accelerators."""
     kind = f"{site.gpu_type}:" if site.gpu_type else ""
     asked = {
         "gpus-per-node": f"--gpus-per-node={kind}{each}",
         "gres": f"--gres=gpu:{kind}{each}",
         "gpus-per-task": f"--gpus-per-task={kind}{each}",
     }
-    options = [f"--nodes={nodes_of(trial)}", *([asked[site.gpus]] if site.gpus in asked else [])]
+    options = [f"--nodes={nodes}", *([asked[site.gpus]] if site.gpus in asked else [])]
     return options + ([f"--cpus-per-task={site.cpus_per_task}"] if site.cpus_per_task else [])
 
 
@@ -112,7 +116,7 @@ def launch_script(site: Site, trial: Trial, per: str, step: Sequence[str], nodes
     """
     task = shlex.quote(f"{trial.folder.absolute()}/{TASK}")
     listed = shlex.quote(",".join(nodes)) if nodes else '"$SLURM_JOB_NODELIST"'
-    lines = ["#!/bin/bash", "# Written by tuner: starts a trial's tasks on its nodes.", "set -eo pipefail", f"nodes={listed}", _ADDRESS]
+    lines = ["#!/bin/bash", "# Written by tuner: starts a trial's tasks on its nodes.", "set -eo pipefail", f"nodes={listed}", ADDRESS]
     if nodes:
         lines.append(_FORGET)
     if per == "job":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from tuner.cost_model.rules.accelerate import ACCELERATED
 from tuner.cost_model.rules.fallback import FALLBACK
 from tuner.cost_model.rules.knobs import OVERLAP, RECOMPUTE, SHARDING
 from tuner.cost_model.rules.mesh import MESH, ONE_SPELLING, RANGES
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "NOT_ABOUT_A_PLAN", "RULES", "Rule", "Severity", "broken", "distinct", "enforced", "legal", "masks"]
 
-RULES: tuple[Rule, ...] = (*RANGES, *MESH, *SHARDS, *STAGES, *RECOMPUTE, *SHARDING, *OVERLAP, *FALLBACK, *ONE_SPELLING)
+RULES: tuple[Rule, ...] = (*RANGES, *MESH, *SHARDS, *STAGES, *RECOMPUTE, *SHARDING, *OVERLAP, *ACCELERATED, *FALLBACK, *ONE_SPELLING)
 
 # Rules of Megatron-LM and torchtitan that no plan can break, and why.
 NOT_ABOUT_A_PLAN: tuple[tuple[str, str], ...] = (

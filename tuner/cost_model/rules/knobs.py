@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tuner.cost_model.rules.rule import (
+    ACCELERATE,
     ALWAYS,
     DEEPSPEED,
     FSDP,
@@ -125,8 +126,8 @@ RECOMPUTE = (
     ),
     Rule(
         id="recompute-whole",
-        families=(DEEPSPEED, NANOTRON),
-        source="DeepSpeed runtime/activation_checkpointing; nanotron config/parallelism_config.py recompute_layer: all layers or none",
+        families=(DEEPSPEED, NANOTRON, ACCELERATE),
+        source="DeepSpeed runtime/activation_checkpointing; nanotron config/parallelism_config.py; Accelerate's FSDP2: all layers or none",
         knobs=("recompute",),
         holds=lambda job, plan: (plan.recompute == 0) | ((plan.recompute == FULL) & (plan.recompute_layers >= ALL_LAYERS)),
         says=lambda job, row: f"{_named(row)}: {job.framework.name} recomputes all layers or nothing",

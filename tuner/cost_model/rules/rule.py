@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Severity = Literal["error", "duplicate", "warning"]
 ALWAYS = "always"
 MEGATRON, TORCHTITAN, DEEPSPEED, NANOTRON = "megatron", "torchtitan", "deepspeed", "nanotron"
-FSDP, ZERO_BUBBLE = "fsdp", "zero-bubble"
+FSDP, ZERO_BUBBLE, ACCELERATE = "fsdp", "zero-bubble", "accelerate"
 FAMILIES: tuple[str, ...] = get_args(RuleFamily)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tuner.errors import Problem, SpecError, TunerError, nearest, one_problem
 from tuner.plan import ALL_LAYERS, Plan
+from tuner.plan_text import plan_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 
 GROUP = "tuner.launchers"
 BUILT_IN: dict[str, str] = {
-    "neutral": "tuner.launch.launchers.neutral",
-    "megatron-lm": "tuner.launch.launchers.megatron_lm",
+    "accelerate": "tuner.launch.launchers.accelerate",
+    "deepspeed": "tuner.launch.launchers.deepspeed",
+    "maxtext": "tuner.launch.launchers.maxtext",
     "megatron-bridge": "tuner.launch.launchers.megatron_bridge",
+    "megatron-lm": "tuner.launch.launchers.megatron_lm",
+    "nanotron": "tuner.launch.launchers.nanotron",
     "nemo": "tuner.launch.launchers.nemo",
+    "neutral": "tuner.launch.launchers.neutral",
     "primus": "tuner.launch.launchers.primus",
     "torchtitan": "tuner.launch.launchers.torchtitan",
-    "maxtext": "tuner.launch.launchers.maxtext",
-    "nanotron": "tuner.launch.launchers.nanotron",
 }
 # What a plan's field is when the plan does not use it: no launcher has to spell that.
 IDLE: Mapping[str, int] = {f.name: f.default for f in dataclasses.fields(Plan)}  # type: ignore[misc]
@@ -132,15 +135,37 @@ def used(plan: Plan) -> dict[str, int]:
     return found
 
 
-def refuse_unspelled(launcher: Launcher, plan: Plan) -> None:
-    """Raise SpecError listing every used knob of the plan that the launcher cannot spell, and why."""
-    problems = [
-        Problem(where=launcher.name, path=name, value=str(value), rule=f"cannot be written: {launcher.cannot[name]}")
+def unspelled(launcher: Launcher, plan: Plan) -> list[Problem]:
+    """Return every used knob of the plan that the launcher cannot spell: why, and the value that needs no spelling."""
+    return [
+        refused(launcher.name, name, value, launcher.cannot[name], _idle_text(name))
         for name, value in used(plan).items()
         if name in launcher.cannot
     ]
+
+
+def refuse_unspelled(launcher: Launcher, plan: Plan) -> None:
+    """Raise SpecError listing every used knob of the plan that the launcher cannot spell."""
+    problems = unspelled(launcher, plan)
     if problems:
         raise SpecError(problems)
+
+
+def _idle_text(name: str) -> str:
+    layout = {
+        "embedding_layers": "pipeline_layout=even",
+        "loss_layers": "pipeline_layout=even",
+        "recompute_layers": "recompute=full or none",
+    }
+    if name in layout:
+        return layout[name]
+    value = plan_record(Plan(), 1).get(name, 0)
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}, or another format"
+
+
+def refused(where: str, knob: str, value: object, why: str, way_out: str = "") -> Problem:
+    """Return the problem of a knob that has a spelling, but not for this value or beside these others."""
+    return Problem(where=where, path=knob, value=str(value), rule=f"cannot be written: {why}", hint=way_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tuner.launch.logs.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tuner.job import Job
     from tuner.launch.logs.parsed import Parsed, Step
 
 WARMUP = 3
+
+
+class Sizes(Protocol):
+    """What turns a rate into seconds: tokens of a sequence, sequences of a step, accelerators. A Job has them."""
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a sequence."""
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +44,7 @@ class Timing:
     basis: str = ""
 
 
-def timed(parsed: Parsed, job: Job, *, warmup: int = WARMUP, sequences: int | None = None) -> Timing | None:
+def timed(parsed: Parsed, job: Sizes, *, warmup: int = WARMUP, sequences: int | None = None) -> Timing | None:
     """Return a run's step time without the first `warmup` steps, None where no time is left. Of a log of several launches, the last one
     that has timed steps counts: those before may have been set up otherwise.
 
@@ -50,7 +65,7 @@ def timed(parsed: Parsed, job: Job, *, warmup: int = WARMUP, sequences: int | No
     return Timing(step_s=statistics.median(times), spread_s=(high - low) / 2, steps=len(times))
 
 
-def seconds_of(step: Step, job: Job, sequences: int) -> float | None:
+def seconds_of(step: Step, job: Sizes, sequences: int) -> float | None:
     """Return a step's seconds, from its rate where the log has no time."""
     if step.seconds is not None:
         return step.seconds
