@@ -11,7 +11,8 @@ from tuner import presets
 from tuner.job import Job
 from tuner.plan import Plan
 from tuner.search.axes import default_axes
-from tuner.search.space import SpaceSpec, build_space
+from tuner.plan_text import plan_record
+from tuner.search.space import AXES, SpaceSpec, build_space
 
 if TYPE_CHECKING:
     from tuner.launch.launchers.launcher import Launcher
@@ -35,25 +36,27 @@ def job_of(framework: str, model: str = "llama3-70b") -> Job:
 SWITCHES = ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 
 
-def spellable_axes(job: Job, cannot: frozenset[str]) -> dict[str, list[str | int]]:
-    """Return axes without values of knobs that a launcher says it cannot spell, so that more of the sampled plans can be written."""
-    axes: dict[str, list[str | int]] = {knob: [0] if knob in cannot else [0, 1] for knob in SWITCHES}
-    axes["cp_kind"] = ["p2p", "all_gather", "a2a"]
-    if "recompute_layers" in cannot:
+def spellable_space(job: Job, cannot: frozenset[str]) -> SpaceSpec:
+    """Return the space without values of knobs that a launcher says it cannot spell, so that more of the sampled plans can be written."""
+    axes: dict[str, list[str | int]] = {knob: [0, 1] for knob in SWITCHES if knob not in cannot}
+    fix: dict[str, str | int] = {knob: value for knob, value in plan_record(Plan(), job.gpus).items() if knob in cannot and knob in AXES}
+    if "cp_kind" not in cannot:
+        axes["cp_kind"] = ["p2p", "all_gather", "a2a"]
+    if cannot & {"embedding_layers", "loss_layers"}:
+        fix["pipeline_layout"] = "even"
+    if "recompute_layers" in cannot and "recompute" not in cannot:
         axes["recompute"] = [value for value in default_axes(job)["recompute"] if ":" not in str(value)]
-    alone: dict[str, str | int] = {"etp": 1, "ep": 1, "vpp": 1, "shard_group": 0, "offload": "none", "cp_kind": "p2p"}
-    axes |= {knob: [value] for knob, value in alone.items() if knob in cannot}
-    return axes | ({"pipeline_layout": ["even"]} if "loss_layers" in cannot else {})
+    return SpaceSpec(axes=axes, fix=fix)
 
 
 @cache
 def legal_plans(
-    framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0, cannot: frozenset[str] = frozenset()
+    framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0, cannot: frozenset[str] | None = None
 ) -> tuple[Plan, ...]:
     """Return random legal plans of the job's whole space, runtime knobs included; cannot: knobs that are to stay idle."""
     job = job_of(framework, model)
-    axes: dict[str, list[str | int]] = spellable_axes(job, cannot) if cannot else {knob: [0, 1] for knob in SWITCHES}
-    space = build_space(job, SpaceSpec(axes=axes), most_plans=10**9)
+    spec = SpaceSpec(axes={knob: [0, 1] for knob in SWITCHES}) if cannot is None else spellable_space(job, cannot)
+    space = build_space(job, spec, most_plans=10**9)
     random = np.random.default_rng(seed)
     found: list[Plan] = []
     for _ in range(400):
@@ -74,4 +77,4 @@ def plans_of(launcher: Launcher, model: str = "llama3-70b") -> tuple[Plan, ...]:
 
 def spellable_plans(launcher: Launcher, model: str = "llama3-70b") -> tuple[Plan, ...]:
     """Return random legal plans that use no knob which the launcher says that it cannot spell."""
-    return legal_plans(launcher.framework, model, seed=1, cannot=frozenset(launcher.cannot))
+    return legal_plans(launcher.framework, model, count=120, seed=1, cannot=frozenset(launcher.cannot))
