@@ -149,6 +149,7 @@ def answer_export(
     """
     problems = Problems()
     asked_formats = problems.trying(lambda: read_formats(formats, wrap))
+    named = request.framework is not None
     where = None if site is None else problems.trying(lambda: read_settings(site))
     gone = None if failed is None else problems.trying(lambda: read_failed(failed))
     few = None if reduced is None else problems.trying(lambda: whole(reduced, "reduced"))
@@ -166,6 +167,7 @@ def answer_export(
         assumed,
         asked_formats,
         stated=request.plan,
+        named=named,
         calibrate=lambda of: read_calibration(request, of),
         version=version,
         site=where,
@@ -201,13 +203,15 @@ def export_plan(
     formats: Formats,
     *,
     stated: Any = None,
+    named: bool = False,
     calibrate: Calibrate,
     version: str = "",
     site: Site | None = None,
     failed: Failed | None = None,
 ) -> ExportAnswer:
     """Return the files of a plan in these formats, each under the framework that it launches: what is not `stated` (knobs as a person
-    writes them; a Plan states all) takes that framework's defaults. A format that cannot spell it is told beside those that can;
+    writes them; a Plan states all) takes that framework's defaults; named: whether the person named the job's framework, so that a format
+    of another one is to say so. A format that cannot spell it is told beside those that can;
     calibrate: of a job, for what is foretold. Raises SpecError where no format can spell it.
     """
     found: dict[str, Exported] = {}
@@ -223,6 +227,10 @@ def export_plan(
                 found[name] = export_one(name, target, own, calibrate(target), assumed=taken, version=version)
         except SpecError as error:
             refused[name] = error.problems
+            continue
+        if named and target is not job:
+            notes = (*found[name].written.notes, f"the job is about {job.framework.name}; this launches {target.framework.name}")
+            found[name] = dataclasses.replace(found[name], written=dataclasses.replace(found[name].written, notes=notes))
     if not found:
         raise SpecError(grouped(problem for problems in refused.values() for problem in problems))
     return ExportAnswer(job=job, plan=plan, assumed=assumed, formats=wrapped(found, formats, site), refused=refused)

@@ -17,7 +17,7 @@ from tuner.answers import broken_by
 from tuner.cost_model.estimate import estimate
 from tuner.errors import Problem, SpecError
 from tuner.exporting import ExportAnswer, Place, export_one, wrapped
-from tuner.formats import NONUNIFORM, as_under, framework_of
+from tuner.formats import NONUNIFORM, Formats, as_under, framework_of
 from tuner.launch.launchers.launcher import chosen, open_launcher
 from tuner.plan import Plan
 from tuner.plan_text import KNOBS, plan_record
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from tuner.cost_model.calibration import Calibration
     from tuner.exporting import Exported
-    from tuner.formats import Formats
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Launcher
     from tuner.launch.site import Site
@@ -68,12 +67,15 @@ def translate(asked: Question, formats: Formats, site: Site | None = None) -> Ex
             found[name] = _one(asked, name)
         except SpecError as error:
             refused[name] = error.problems
-    for name, one in _placed(asked, found).items():
+    found = _placed(asked, found)
+    usable = []
+    for wrap in formats.wraps:  # what cannot be wrapped is written all the same
         try:
-            found |= wrapped({name: one}, formats, site)
+            wrapped(found, Formats(formats.names, (wrap,)), site)
+            usable.append(wrap)
         except SpecError as error:
-            del found[name]
-            refused[name] = error.problems
+            refused[wrap] = error.problems
+    found = wrapped(found, Formats(formats.names, tuple(usable)), site)
     return ExportAnswer(job=asked.job, plan=asked.plans[0], assumed=(), formats=found, refused=refused)
 
 

@@ -71,11 +71,9 @@ def format_lines(one: dict[str, Any], job: dict[str, Any], page: Page, against: 
         cost += f" (rank 1 takes {seconds(against['step_s'])} as {job['framework']})"
     elif against is not None and one["step_s"] != against["step_s"]:
         cost += f" (rank 1 takes {seconds(against['step_s'])})"
-    elif one["framework"] != job["framework"]:
-        cost += f", which the job is not about (it says {job['framework']})" if one.get("place") is None else ""
     lines = labelled("cost", cost, page)
     lines += broken_lines(one["broken"], page)
-    lines += labelled("too large", one["too_large"], page, width=10) if one["too_large"] else []
+    lines += labelled("no fit", one["too_large"], page) if one["too_large"] else []
     lines += labelled("files", ", ".join(one["files"]), page)
     lines += labelled("start", one["start"], page) if one["start"] else []
     for note in one["notes"]:
