@@ -36,6 +36,11 @@ _NAMES = {"name", "source", "aliases"}
 _OWN = "ARCHITECTURE"  # the literal that a written module keeps the model in
 
 
+def spoken(name: str) -> str:
+    """Return a name as it may stand in a docstring: nothing in it ends one or escapes."""
+    return name.replace("\\", "/").replace('"', "'")
+
+
 def architecture(model: Model) -> dict[str, Any]:
     """Return what tells one architecture from another: the model without its name and source."""
     return model.model_dump(mode="json", exclude_defaults=True, exclude=_NAMES)
@@ -176,7 +181,7 @@ def module_0_2(model: Model) -> str:
         )
         kind = "Qwen3ModelArgs"
     lines = [
-        f'"""The architecture {model.name}, registered with torchtitan 0.2 as model "tuner", flavor "run"."""',
+        f'"""The architecture {spoken(model.name)}, registered with torchtitan 0.2 as model "tuner", flavor "run"."""',
         "",
         "import dataclasses",
         "",
