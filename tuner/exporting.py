@@ -11,7 +11,7 @@ from tuner.cost_model.degraded import degraded
 from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
 from tuner.cost_model.explain import does_not_fit
 from tuner.errors import SpecError, one_problem
-from tuner.formats import NONUNIFORM, as_under, framework_of, grouped, read_failed, read_formats
+from tuner.formats import NONUNIFORM, as_knobs, as_under, framework_of, grouped, read_failed, read_formats
 from tuner.launch.launchers.launcher import Written, chosen, open_launcher
 from tuner.launch.site import Site, read_site
 from tuner.launch.wrappers import wrapper
@@ -226,7 +226,7 @@ def export_plan(
             else:
                 found[name] = export_one(name, target, own, calibrate(target), assumed=taken, version=version)
         except SpecError as error:
-            refused[name] = error.problems
+            refused[name] = as_knobs(error.problems)
             continue
         if named and target is not job:
             notes = (*found[name].written.notes, f"the job is about {job.framework.name}; this launches {target.framework.name}")

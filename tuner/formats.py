@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,29 @@ def read_failed(value: Any) -> dict[int, tuple[int, ...]]:
     if problems:
         raise SpecError(problems)
     return found
+
+
+def as_knobs(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return a launcher's problems of a plan's fields as those of the knobs that a person turns."""
+    found: list[Problem] = []
+    for problem in problems:
+        name, value = problem.path, problem.value
+        if name in _PARTS:
+            knob, part = _PARTS[name]
+            before = found[-1] if found else None
+            if before is not None and (before.path, before.rule) == (knob, problem.rule) and name == "loss_layers":
+                found[-1] = dataclasses.replace(before, value=f"{before.value}+{part}{value}")
+                continue
+            problem = dataclasses.replace(problem, path=knob, value=f"{part}{value}")
+        found.append(problem)
+    return tuple(found)
+
+
+_PARTS = {
+    "embedding_layers": ("pipeline_layout", "embedding="),
+    "loss_layers": ("pipeline_layout", "loss="),
+    "recompute_layers": ("recompute", "full:"),
+}
 
 
 def grouped(problems: Iterable[Problem]) -> list[Problem]:

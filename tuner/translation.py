@@ -17,7 +17,7 @@ from tuner.answers import broken_by
 from tuner.cost_model.estimate import estimate
 from tuner.errors import Problem, SpecError
 from tuner.exporting import ExportAnswer, Place, export_one, wrapped
-from tuner.formats import NONUNIFORM, Formats, as_under, framework_of
+from tuner.formats import NONUNIFORM, Formats, as_knobs, as_under, framework_of
 from tuner.launch.launchers.launcher import chosen, open_launcher
 from tuner.plan import Plan
 from tuner.plan_text import KNOBS, plan_record
@@ -66,7 +66,7 @@ def translate(asked: Question, formats: Formats, site: Site | None = None) -> Ex
         try:
             found[name] = _one(asked, name)
         except SpecError as error:
-            refused[name] = error.problems
+            refused[name] = as_knobs(error.problems)
     found = _placed(asked, found)
     usable = []
     for wrap in formats.wraps:  # what cannot be wrapped is written all the same
@@ -113,7 +113,7 @@ def _hindrance(asked: Question, name: str, job: Job, plan: Plan, calibration: Ca
         launcher = open_launcher(name)
         launcher.write(job, plan, chosen(launcher, ""))
     except SpecError as error:
-        return error.problems
+        return as_knobs(error.problems)
     wrong = [item for item in broken_by(job, plan) if item.severity == "error"]
     if wrong:
         return tuple(Problem(where=name, path="", value="", rule=f"{item.text} [{item.rule}]") for item in wrong)

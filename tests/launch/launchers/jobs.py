@@ -25,7 +25,7 @@ FORMATS = (
 JOBS: dict[str, tuple[str, str, int, int, str, dict[str, Any]]] = {
     "gpt3-175b": ("gpt3-175b", "a100x1024", 2048, 1536, "tp=8,pp=8,recompute=full,zero=1", {}),
     "llama3-8b-fsdp": ("llama3-8b", "h100x16", 8192, 64, "zero=3,recompute=full", {}),
-    "llama3-8b-long": ("llama3-8b", "h100x64", 131072, 16, "cp=8,zero=3,recompute=full", {}),
+    "llama3-8b-long": ("llama3-8b", "h100x64", 131072, 16, "cp=8,zero=1,recompute=full", {}),
     "llama3-8b-fp8": ("llama3-8b", "h100x64", 8192, 256, "tp=2,zero=1,recompute=none", {"precision": "fp8"}),
     "llama3-70b-interleaved": (
         "llama3-70b",
