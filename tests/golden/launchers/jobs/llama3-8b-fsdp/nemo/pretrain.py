@@ -23,8 +23,8 @@ def main():
         kv_channels=128,
         vocab_size=128256,
         seq_length=8192,
-        position_embedding_type="rope",
-        normalization="RMSNorm",
+        position_embedding_type='rope',
+        normalization='RMSNorm',
         gated_linear_unit=True,
         share_embeddings_and_output_weights=False,
         add_bias_linear=False,
@@ -32,8 +32,8 @@ def main():
         hidden_dropout=0.0,
         attention_dropout=0.0,
         num_query_groups=8,
-        recompute_granularity="full",
-        recompute_method="uniform",
+        recompute_granularity='full',
+        recompute_method='uniform',
         recompute_num_layers=1,
     )
     strategy = nl.MegatronStrategy(
@@ -42,12 +42,12 @@ def main():
         pipeline_model_parallel_size=1,
         context_parallel_size=1,
         sequence_parallel=False,
-        fsdp="megatron",
+        fsdp='megatron',
         ddp=DistributedDataParallelConfig(
             overlap_grad_reduce=True,
             use_distributed_optimizer=True,
             overlap_param_gather=True,
-            data_parallel_sharding_strategy="optim_grads_params",
+            data_parallel_sharding_strategy='optim_grads_params',
         ),
     )
     overlap = MegatronCommOverlapCallback(
@@ -81,7 +81,7 @@ def main():
             pipeline_dtype=torch.bfloat16,
             autocast_enabled=False,
             grad_reduce_in_fp32=False,
-            precision="bf16-mixed",
+            precision='bf16-mixed',
         ),
         callbacks=[overlap],
     )

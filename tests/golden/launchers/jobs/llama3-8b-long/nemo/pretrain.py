@@ -23,8 +23,8 @@ def main():
         kv_channels=128,
         vocab_size=128256,
         seq_length=131072,
-        position_embedding_type="rope",
-        normalization="RMSNorm",
+        position_embedding_type='rope',
+        normalization='RMSNorm',
         gated_linear_unit=True,
         share_embeddings_and_output_weights=False,
         add_bias_linear=False,
@@ -32,9 +32,9 @@ def main():
         hidden_dropout=0.0,
         attention_dropout=0.0,
         num_query_groups=8,
-        cp_comm_type="p2p",
-        recompute_granularity="full",
-        recompute_method="uniform",
+        cp_comm_type='p2p',
+        recompute_granularity='full',
+        recompute_method='uniform',
         recompute_num_layers=1,
     )
     strategy = nl.MegatronStrategy(
@@ -80,7 +80,7 @@ def main():
             pipeline_dtype=torch.bfloat16,
             autocast_enabled=False,
             grad_reduce_in_fp32=False,
-            precision="bf16-mixed",
+            precision='bf16-mixed',
         ),
         callbacks=[overlap],
     )

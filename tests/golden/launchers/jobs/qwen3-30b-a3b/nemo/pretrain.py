@@ -23,8 +23,8 @@ def main():
         kv_channels=128,
         vocab_size=151936,
         seq_length=4096,
-        position_embedding_type="rope",
-        normalization="RMSNorm",
+        position_embedding_type='rope',
+        normalization='RMSNorm',
         gated_linear_unit=True,
         share_embeddings_and_output_weights=False,
         add_bias_linear=False,
@@ -36,9 +36,9 @@ def main():
         moe_router_topk=8,
         moe_ffn_hidden_size=768,
         moe_grouped_gemm=True,
-        moe_token_dispatcher_type="alltoall",
-        recompute_granularity="full",
-        recompute_method="uniform",
+        moe_token_dispatcher_type='alltoall',
+        recompute_granularity='full',
+        recompute_method='uniform',
         recompute_num_layers=1,
     )
     strategy = nl.MegatronStrategy(
@@ -49,12 +49,12 @@ def main():
         sequence_parallel=False,
         expert_model_parallel_size=8,
         expert_tensor_parallel_size=1,
-        fsdp="megatron",
+        fsdp='megatron',
         ddp=DistributedDataParallelConfig(
             overlap_grad_reduce=True,
             use_distributed_optimizer=True,
             overlap_param_gather=True,
-            data_parallel_sharding_strategy="optim_grads",
+            data_parallel_sharding_strategy='optim_grads',
         ),
     )
     overlap = MegatronCommOverlapCallback(
@@ -88,7 +88,7 @@ def main():
             pipeline_dtype=torch.bfloat16,
             autocast_enabled=False,
             grad_reduce_in_fp32=False,
-            precision="bf16-mixed",
+            precision='bf16-mixed',
         ),
         callbacks=[overlap],
     )
