@@ -79,7 +79,9 @@ def test_a_format_that_cannot_spell_the_plan_is_told_beside_those_that_can() -> 
     assert {problem.path for problem in answer.refused["accelerate"]} == {"pp", "vpp", "pipeline_layout", "zero"}
     causes = [str(problem) for problem in grouped(answer.refused["accelerate"])]
     assert len(causes) == 2
-    assert causes[0].startswith("accelerate: pp = 4, vpp = 2, pipeline_layout = embedding=1+loss=1: cannot be written: Accelerate has no pipeline")
+    assert causes[0].startswith(
+        "accelerate: pp = 4, vpp = 2, pipeline_layout = embedding=1+loss=1: cannot be written: Accelerate has no pipeline"
+    )
     assert causes[0].endswith("(pp=1, vpp=1, pipeline_layout=even, or another format)")
 
 

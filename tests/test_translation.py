@@ -20,7 +20,7 @@ from tuner.errors import SpecError
 from tuner.exporting import Exported
 from tuner.found import SearchAnswer
 from tuner.launch.launchers.launcher import open_launcher
-from tuner.plan import Plan
+from tuner.plan import CP_KINDS, Plan
 from tuner.search.space import SpaceSpec
 from tuner.translation import moved, spellable
 
@@ -99,7 +99,9 @@ def test_no_plan_that_the_format_can_write_is_faster(name: str, answer: SearchAn
 
 def test_how_many_plans_are_ahead_is_counted_over_the_whole_search() -> None:
     """With every plan of a small space listed, the count is the number of rows above."""
-    space = SpaceSpec(fix={"vpp": 1, "cp": 1, "recompute": "full", "pipeline_layout": "even", "offload": "none", "zero": 1, "micro_batch": 1})
+    space = SpaceSpec(
+        fix={"vpp": 1, "cp": 1, "recompute": "full", "pipeline_layout": "even", "offload": "none", "zero": 1, "micro_batch": 1}
+    )
     question = {**QUESTION, "space": space, "all": True, "top": 1000}
     every = tuner.search(**question)
     small = tuner.search(**{**question, "top": 1}, export="nanotron")
@@ -153,6 +155,13 @@ def test_the_question_is_read_before_the_search() -> None:
 def test_replicas_of_two_degrees_are_no_matter_of_a_search() -> None:
     answer = tuner.search(**QUESTION, export="ntp,megatron")
     assert answer.exported is not None and "GPUs that failed" in answer.exported.refused["megatron-lm-ntp"][0].rule
+
+
+def test_a_format_with_one_kind_of_context_parallelism_gets_it() -> None:
+    """torchtitan gathers keys and values; the search looks at p2p and a2a where nobody says more. 131,072 tokens need the cut."""
+    long = {"model": "llama3-8b", "cluster": "h100x32", "seq_len": 131072, "global_batch": 16}
+    one = formats(tuner.search(**long, export="torchtitan"))["torchtitan"]
+    assert one.plan.cp > 1 and one.plan.cp_kind == CP_KINDS["all_gather"]
 
 
 def test_knobs_that_nobody_named_are_as_the_new_framework_has_them() -> None:

@@ -19,7 +19,7 @@ from tuner.errors import Problem, SpecError
 from tuner.exporting import ExportAnswer, Place, export_one, wrapped
 from tuner.formats import NONUNIFORM, Formats, as_knobs, as_under, framework_of
 from tuner.launch.launchers.launcher import chosen, open_launcher
-from tuner.plan import Plan
+from tuner.plan import CP_KINDS, Plan
 from tuner.plan_text import KNOBS, plan_record
 from tuner.search.axes import default_axes
 from tuner.search.space import RUNTIME, SpaceSpec, complete
@@ -155,7 +155,9 @@ def _values(field: str, plan: Plan, job: Job) -> list[tuple[str, str]]:
 
 
 def spellable(spec: SpaceSpec, job: Job, launcher: Launcher) -> SpaceSpec:
-    """Return the space without values of knobs that the launcher cannot spell at all; what a person named stays, and is refused later."""
+    """Return the space without values of knobs that the launcher cannot spell at all, and with each kind of context parallelism: some
+    launch one alone. What a person named stays, and is refused later.
+    """
     named = {*spec.axes, *spec.fix}
     idle: Mapping[str, Any] = plan_record(Plan(), job.gpus)
     fix = {knob: idle[knob] for knob in KNOBS if knob in launcher.cannot and knob in idle and knob not in named}
@@ -164,6 +166,8 @@ def spellable(spec: SpaceSpec, job: Job, launcher: Launcher) -> SpaceSpec:
         fix["pipeline_layout"] = "even"
     if "recompute_layers" in launcher.cannot and not {"recompute"} & {*named, *fix}:
         axes["recompute"] = [value for value in default_axes(job)["recompute"] if ":" not in str(value)]
+    if "cp_kind" not in {*named, *fix}:
+        axes["cp_kind"] = list(CP_KINDS)
     return SpaceSpec(axes=axes, fix={**spec.fix, **fix}, limit=spec.limit)
 
 
