@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tuner
-from tests.terminal import run
+from tests.terminal import ROOT, run
 from tuner.cli.app import app
 from tuner.cli.export import HELP
 from tuner.cli.search import HELP as SEARCH_HELP
@@ -207,3 +209,34 @@ def test_the_example_of_the_search_writes_files_for_every_format(tmp_path: Path,
     assert done.exit_code == 0, done.output
     for name in ("megatron-lm", "megatron-bridge", "torchtitan", "maxtext", "deepspeed"):
         assert Path(f"out/best/{name}/job.sbatch").is_file() and Path(f"out/best/{name}/verify.sh").is_file()
+
+
+def verified(folder: Path, *logs: str, **env: str) -> subprocess.CompletedProcess[str]:
+    done = run("export", "megatron", *SMALL_OPTIONS, "-p", FITS, "-o", str(folder))
+    assert done.returncode == 0, done.stderr
+    variables = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **env}
+    script = ["bash", str(folder / "megatron-lm/verify.sh"), *logs]
+    return subprocess.run(script, capture_output=True, text=True, check=False, env=variables, timeout=60)
+
+
+def test_verify_holds_a_log_against_the_prediction(tmp_path: Path) -> None:
+    """tests/fixtures/logs/megatron-lm.log: 12.87 s a step, 16.52 GB, of another job: far from this one's."""
+    done = verified(tmp_path, str(ROOT / "tests/fixtures/logs/megatron-lm.log"))
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("llama3-8b: megatron-lm, 16 GPUs; ")
+    assert "step     measured 12.87 s, predicted " in done.stdout and "OUTSIDE the 90 % interval" in done.stdout
+
+
+def test_verify_of_a_launch_that_fails_says_so(tmp_path: Path) -> None:
+    done = verified(tmp_path, MEGATRON_LM="")
+    assert done.returncode == 4
+    assert "the launch ended with exit code 1" in done.stderr and "must be the folder of Megatron-LM" in done.stdout
+
+
+def test_verify_of_a_launch_reads_its_own_log(tmp_path: Path) -> None:
+    """torchrun is a stand-in here: it prints the log of a run."""
+    (tmp_path / "torchrun").write_text(f"#!/bin/bash\nexec cat {ROOT}/tests/fixtures/logs/megatron-lm.log\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    done = verified(tmp_path, MEGATRON_LM="/nowhere", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 3, done.stderr
+    assert "measured 12.87 s" in done.stdout and (tmp_path / "megatron-lm/verify.log").is_file()

@@ -107,8 +107,8 @@ def say_wrong(answer: ExportAnswer, *, details: bool) -> None:
         for item in one.broken if details else ():
             say(f"{name}: {item.severity}: {item.text} [{item.rule}]")
         if one.place is not None and one.place.why:
-            rank = "the best that it can" if one.place.rank is None else f"rank {one.place.rank}"
-            say(f"{name} cannot have the best plan: {rank} is written")
+            rank = "the best that it can run" if one.place.rank is None else f"rank {one.place.rank}"
+            say(f"{name}: not the best plan but {rank}")
 
 
 VERB = export
