@@ -152,6 +152,14 @@ def test_wrong_questions(formats: str, options: dict[str, Any], said: str) -> No
         export(formats, **options)
 
 
+def test_a_launch_must_reach_the_accelerator() -> None:
+    answer = export("maxtext,neutral,megatron-lm", "zero=3,recompute=full", cluster="tpu-v5p-podx64")
+    assert set(answer.formats) == {"maxtext", "neutral"}
+    assert str(answer.refused["megatron-lm"][0]) == "megatron-lm: gpu = tpu-v5p: the launch needs CUDA or ROCm (maxtext or neutral)"
+    with pytest.raises(SpecError, match="gpu = gaudi3: the launch needs CUDA or ROCm"):
+        export("deepspeed", cluster="gaudi3-nodex16")
+
+
 def test_wrappers_go_around_what_is_launched() -> None:
     answer = export("neutral,deepspeed,slurm,torchrun")
     assert set(answer.formats["neutral"].written.files) == {"plan.yaml"}

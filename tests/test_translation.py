@@ -124,6 +124,12 @@ def test_a_knob_that_the_person_fixed_is_not_given_up() -> None:
     assert any(problem.path == "pp" for problem in answer.exported.refused["deepspeed"])
 
 
+def test_a_model_that_a_format_has_no_words_for_is_refused_by_name() -> None:
+    answer = tuner.search(model="gpt2-xl", cluster="a100x8", seq_len=1024, global_batch=256, export="torchtitan,megatron")
+    assert answer.exported is not None
+    assert [problem.path for problem in answer.exported.refused["torchtitan"]] == ["model"]
+
+
 def test_limits_hold_for_every_format() -> None:
     answer = tuner.search(**QUESTION, limit=["tp<=2", "micro_batch==1"], max_memory="60 GB", export="deepspeed,nanotron,torchtitan")
     for one in formats(answer).values():

@@ -11,7 +11,7 @@ from tuner.cost_model.degraded import degraded
 from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
 from tuner.cost_model.explain import does_not_fit
 from tuner.errors import SpecError, one_problem
-from tuner.formats import NONUNIFORM, as_knobs, as_under, framework_of, grouped, read_failed, read_formats
+from tuner.formats import NONUNIFORM, as_knobs, as_under, framework_of, grouped, read_failed, read_formats, refuse_accelerator
 from tuner.launch.launchers.launcher import Written, chosen, open_launcher
 from tuner.launch.site import Site, read_site
 from tuner.launch.wrappers import wrapper
@@ -257,6 +257,7 @@ def export_one(
     place: Place | None = None,
 ) -> Exported:
     """Return the plan in one format; the job is under the framework that it launches. Raises SpecError where it cannot be spelled."""
+    refuse_accelerator(name, job)
     launcher = open_launcher(name)
     written = launcher.write(job, plan, chosen(launcher, version))
     if written.start:
@@ -295,6 +296,7 @@ def _nonuniform(job: Job, plan: Plan, assumed: tuple[str, ...], calibration: Cal
     from tuner.launch.megatron_ntp import layout_of
     from tuner.launch.megatron_ntp_files import write
 
+    refuse_accelerator(NONUNIFORM, job)
     slots = _slots(job, plan, failed)
     falls = 0 < plan.fallback_tp < plan.tp
     layout = layout_of(job, plan, int(plan.fallback_tp) if falls else None, slots)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NONUNIFORM = "megatron-lm-ntp"
 ANY = "generic"  # framework of a format that launches none of its own
+# Accelerators that PyTorch's launchers reach neither through CUDA nor ROCm, and the formats whose files run there.
+OTHERS: dict[str, tuple[str, ...]] = {"Google": ("maxtext", "neutral"), "AWS": ("neutral",), "Intel": ("neutral",)}
 # What people type for them.
 ALIASES = {
     "megatron": "megatron-lm",
@@ -46,6 +48,15 @@ class Formats:
 def known_formats() -> tuple[str, ...]:
     """Return the names of the formats that can be written."""
     return (*sorted(name for name, known in launchers().items() if known.make is not None), NONUNIFORM)
+
+
+def refuse_accelerator(format_: str, job: Job) -> None:
+    """Raise SpecError where a format's files do not run on the job's accelerator."""
+    gpu = job.cluster.gpu
+    known = OTHERS.get(gpu.vendor)
+    if known is not None and format_ not in known:
+        rule = "the launch needs CUDA or ROCm"
+        raise SpecError([Problem(where=format_, path="gpu", value=gpu.name, rule=rule, hint=" or ".join(known))])
 
 
 def framework_of(format_: str, otherwise: str) -> str:

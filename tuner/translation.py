@@ -17,7 +17,7 @@ from tuner.answers import broken_by
 from tuner.cost_model.estimate import estimate
 from tuner.errors import Problem, SpecError
 from tuner.exporting import ExportAnswer, Place, export_one, wrapped
-from tuner.formats import NONUNIFORM, Formats, as_knobs, as_under, framework_of
+from tuner.formats import NONUNIFORM, Formats, as_knobs, as_under, framework_of, refuse_accelerator
 from tuner.launch.launchers.launcher import chosen, open_launcher
 from tuner.plan import CP_KINDS, Plan
 from tuner.plan_text import KNOBS, plan_record
@@ -87,7 +87,11 @@ def _one(asked: Question, name: str) -> Exported:
     job = as_under(asked.job, framework_of(name, asked.job.framework.name))
     calibration = asked.calibrate(job)
     listed = [moved(plan, job, asked.spec) for plan in asked.plans]
+    refuse_accelerator(name, job)
     why = _hindrance(asked, name, job, listed[0], calibration)
+    hopeless = [problem for problem in why if problem.path and problem.path not in KNOBS]
+    if hopeless:  # the model, the precision: no other plan helps
+        raise SpecError(hopeless)
     if not why:
         return export_one(name, job, listed[0], calibration, place=Place(rank=1))
     best = _searched(asked, launcher, job, calibration, why)
