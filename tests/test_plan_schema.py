@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import tuner
 from tests.launch.launchers.jobs import JOBS, exported
 from tests.launch.launchers.plans import job_of, legal_plans
 from tests.terminal import ROOT
@@ -132,3 +133,14 @@ def test_what_the_reader_refuses_breaks_it(path: str, value: object) -> None:
     place[last] = value
     assert errors(document) == []
     assert errors(changed) == [f".{path}"]
+
+
+def test_nothing_of_a_job_is_lost() -> None:
+    more = {"tokens": 1.5e12, "ramp_up": "16,16,1000", "task": "lora", "lora_rank": 8, "precision": "fp16"}
+    answer = exported("llama3-8b-fsdp", ("neutral",), **more)
+    found = open_launcher("neutral").read(answer.formats["neutral"].written.files)
+    asked = {"seq_len": 8192, "global_batch": 64, "attention": "flash"} | more
+    assert dict(found.job) == asked and not found.unknown
+    question = {"model": "llama3-8b", "cluster": "h100x16", "plan": dict(found.plan), "calibration": "none", **found.job}
+    again = tuner.export("neutral", framework=found.framework, **question)
+    assert again.job == answer.job and again.plan == answer.plan

@@ -196,6 +196,7 @@ def _exported(
     request: Request, aim: Aim, answer: SearchAnswer, formats: Formats, site: Site | None, progress: Progress | None
 ) -> SearchAnswer:
     """Return the answer with the files of its best plan in these formats, or of the best that a format can write."""
+    from tuner.found import why_nothing
     from tuner.search.space import build_space
     from tuner.translation import MOST_TRIED, Question, translate
 
@@ -217,6 +218,7 @@ def _exported(
         fits=lambda memory, p_oom: memory <= most and p_oom < aim.max_p_oom,
         calibrate=lambda job: read_calibration(request, job),
         sweep=sweep_of,
+        nothing=lambda found, calibration: why_nothing(found, calibration, aim.max_p_oom, aim.max_memory),
         ahead=ahead,
     )
     return dataclasses.replace(answer, exported=translate(asked, formats, site))

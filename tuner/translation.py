@@ -42,8 +42,8 @@ AS_GOOD = 1.005  # a listed plan is taken rather than another that is better by 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What a search was about. plans: the listed ones, best first; by: the figure they are ranked by; spec: the space as asked for; fits:
-    whether a plan with this memory (bytes, P(OOM)) counts; sweep: the best plans of a space; ahead: how many plans of the search are
-    faster than these times.
+    whether a plan with this memory (bytes, P(OOM)) counts; sweep: the best plans of a space; nothing: why a sweep has none; ahead: how many
+    plans of the search are faster than these times.
     """
 
     job: Job
@@ -53,6 +53,7 @@ class Question:
     fits: Callable[[float, float], bool]
     calibrate: Callable[[Job], Calibration]
     sweep: Callable[[Job, SpaceSpec, Calibration], SweepResult]
+    nothing: Callable[[SweepResult, Calibration], str]
     ahead: Callable[[Sequence[float]], Sequence[int | None]]
 
 
@@ -146,7 +147,8 @@ def _searched(asked: Question, launcher: Launcher, job: Job, calibration: Calibr
             break
         spec = spec.model_copy(update={"limit": [*spec.limit, f"{worst[0][0]}!={worst[0][1]}"]})
     rule = f"no plan of this search that it can spell is legal and fits as {job.framework.name}"
-    raise SpecError([Problem(where=launcher.name, path="", value="", rule=rule), *why])
+    hint = asked.nothing(result, calibration)
+    raise SpecError([Problem(where=launcher.name, path="", value="", rule=rule, hint=hint), *why])
 
 
 def _values(field: str, plan: Plan, job: Job) -> list[tuple[str, str]]:
