@@ -200,6 +200,15 @@ def test_files_and_words_of_the_command_line(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 120
 
 
+def test_a_job_file_may_ask_for_the_files(tmp_path: Path) -> None:
+    assert run("search", *OPTIONS, "--export", "megatron", "-o", str(tmp_path / "one")).returncode == 0
+    job = str(tmp_path / "one/job.yaml")
+    again = run("search", "--job", job, "-o", str(tmp_path / "two"))
+    assert again.returncode == 0 and (tmp_path / "two/best/megatron-lm/pretrain.sh").is_file()
+    nowhere = run("search", "--job", job)
+    assert nowhere.returncode == 0 and "the best plan's files are not written: -o DIR" in nowhere.stderr
+
+
 def test_json_is_the_twins() -> None:
     ours = json.loads(json.dumps(tuner.search(**QUESTION, export="deepspeed,torchtitan").record(), allow_nan=False))
     theirs = json.loads(run("search", *OPTIONS, "--export", "deepspeed,torchtitan", "--json").stdout)

@@ -76,6 +76,8 @@ def run(question: dict[str, Any], show: Show) -> int:
         return 1
     code = 0 if answer.measured is None else answer.measured.exit_code
     if answer.exported is not None:
+        if (show.out is None or show.out.lower().endswith(".json")) and not show.json:  # a job file asked for them
+            note("tuner: the best plan's files are not written: -o DIR", show)
         say_wrong(answer.exported, details=show.json)
         code = code or (2 if answer.exported.refused else 0)
     return code

@@ -15,9 +15,7 @@ import yaml
 from tuner import presets
 from tuner.errors import SpecError
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Unknown, Written, refuse_unspelled
-from tuner.launch.launchers.scripts import exported, header, nodes_of
-from tuner.launch.launchers.sources import from_script, from_yaml
-from tuner.launch.launchers.vocabulary import (
+from tuner.launch.launchers.tables.vocabulary import (
     SHOWN,
     Key,
     Said,
@@ -32,6 +30,8 @@ from tuner.launch.launchers.vocabulary import (
     whole,
     whole_from,
 )
+from tuner.launch.launchers.texts.scripts import exported, header, nodes_of
+from tuner.launch.launchers.texts.sources import from_script, from_yaml
 from tuner.load import load_spec
 from tuner.model import Model
 from tuner.plan import CP_KINDS, FULL, OFFLOADS
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.job import Job
-    from tuner.launch.launchers.sources import Script
+    from tuner.launch.launchers.texts.sources import Script
     from tuner.plan import Plan
 
 NAME = "maxtext"

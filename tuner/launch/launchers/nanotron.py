@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, chosen, refuse_unspelled
-from tuner.launch.launchers.scripts import EXPANDABLE, gpus_of, torchrun_script
-from tuner.launch.launchers.sources import from_script, from_yaml
-from tuner.launch.launchers.vocabulary import Key, Said, Told, one_of, refusal, spelled, text, truth, understand, whole, whole_from
+from tuner.launch.launchers.tables.vocabulary import Key, Said, Told, one_of, refusal, spelled, text, truth, understand, whole, whole_from
+from tuner.launch.launchers.texts.scripts import EXPANDABLE, gpus_of, torchrun_script
+from tuner.launch.launchers.texts.sources import from_script, from_yaml
 from tuner.plan import CP_KINDS, FULL, SCHEDULES
 from tuner.plan_text import recompute_text
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.job import Job
-    from tuner.launch.launchers.sources import Script
+    from tuner.launch.launchers.texts.sources import Script
     from tuner.model import Model, Moe
     from tuner.plan import Plan
 
