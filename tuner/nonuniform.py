@@ -61,7 +61,7 @@ def read_degrees(value: Any, *, equal: bool = False) -> tuple[int, ...]:
     equal: whether they may all be the same.
     """
     texts = value if isinstance(value, (list, tuple)) else str(value).split(",")
-    found = tuple(whole(text, "degrees", most=64) for text in texts)
+    found = () if not str(value).strip() else tuple(whole(text, "degrees", most=64) for text in texts)
     if len(found) < 2 or (len(set(found)) == 1 and not equal) or max(found) > found[0]:
         rule = "must name two replicas or more, of different degree"
         if len(found) > 1 and max(found) > found[0]:

@@ -180,13 +180,10 @@ def _divisions(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, st
     lower = (n for n in range(degree - 1, 0, -1) if not list(_undivided(job, plan, n)) and not (plan.sequence_parallel and n == 1))
     fits = next((f"fallback_tp={n}" for n in lower), "another tp") if found else ""
     for words in dict.fromkeys(text.partition(": ")[0] for _, text in found):  # one cause, one problem
-        same = [(rule, text.partition(": ")[2]) for rule, text in found if text.startswith(f"{words}: ")]
-        names = dict.fromkeys(rule for rule, _ in same)
-        yield (
-            ", ".join(names),
-            f"{words}: {'; '.join(text for _, text in same)}",
-            fits + (", or sequence_parallel=false" if list(names) == ["seq-sp"] else ""),
-        )
+        same = {text.partition(": ")[2]: rule for rule, text in found if text.startswith(f"{words}: ")}
+        names = list(dict.fromkeys(same.values()))
+        said = [text for text, rule in same.items() if rule != "ntp-map" or names == ["ntp-map"]]  # it follows from the others
+        yield ", ".join(names), f"{words}: {'; '.join(said)}", fits + (", or sequence_parallel=false" if names == ["seq-sp"] else "")
     model, tp = job.model, int(plan.tp)
     if model.kv_heads < tp and tp % model.kv_heads == 0:
         text = f"kv_heads = {model.kv_heads} are copied for {tp} ranks, and less often for {degree}: the shards of QKV do not add up"

@@ -93,7 +93,8 @@ def fallback_lines(record: dict[str, Any], page: Page) -> list[str]:
     ]
     lines += labelled("", f"each healthy replica loses {percent(of['overhead'], 2)} % meanwhile: {', '.join(moves)}", page)
     total = f"one lost GPU costs the job {percent(-of['change'], 2)} % of its samples a second in all"
-    lines += labelled("", f"{total}; dropping its replica would cost {percent(-of['dropped'], 2)} %", page)
+    better = ", which is better" if of["dropped"] > of["change"] else ""
+    lines += labelled("", f"{total}; dropping its replica would cost {percent(-of['dropped'], 2)} %{better}", page)
     return lines + [line for note in of["notes"] for line in labelled("note", note, page)]
 
 
