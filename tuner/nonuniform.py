@@ -134,8 +134,6 @@ def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]
         global_batch=batch,
         precision=precision,
     )
-    if why_not := too_large(job, precision, degrees):
-        raise SpecError(why_not)
     even, uneven = samples_of(batch, healthy), samples_of(batch, degrees)
     turn = (
         Phase(degrees=healthy, samples=even, steps=steps),
@@ -151,8 +149,9 @@ def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]
         timeout_s=120.0,
         lost=() if lose is None else (Loss(rank=lose, step=(steps + 1) // 2),),
     )
-    if why := refusals(trial):
-        raise SpecError([Problem(where="profile --ntp", path="", value="", rule=line) for line in why])
+    wrong = [Problem(where="profile --ntp", path="", value="", rule=line) for line in refusals(trial)]
+    if wrong or (wrong := too_large(job, precision, degrees)):
+        raise SpecError(wrong)
     return trial, degrees
 
 
