@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import tuner
 from tests.terminal import ROOT
+from tuner import presets
 from tuner.cli.app import app
 from tuner.nonuniform import _reason, read_degrees, state_bytes
 from tuner.report.nonuniform import nonuniform_text
@@ -84,13 +85,13 @@ def test_what_it_refuses(given: dict[str, Any], words: str) -> None:
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_with_the_bytes() -> None:
-    """175 billion parameters, 16 bytes each in fp32 (weights, sums, two moments), two replicas."""
-    gpt = tuner.presets.model("gpt3-175b")
-    need = state_bytes(gpt, "fp32", (4, 3), cpu=True)
-    assert need == pytest.approx(2 * 16 * 175e9, rel=0.01)
-    assert state_bytes(gpt, "bf16", (4, 3), cpu=False) == pytest.approx(18 * 175e9 / 3, rel=0.01)
-    with pytest.raises(tuner.SpecError, match=r"need 5\.\d+ TB at least, and .* has .*a smaller model"):
-        tuner.profile_ntp(model="gpt3-175b")
+    """405.9 billion parameters, 16 bytes each in fp32 (weights, sums, two moments), two replicas: 12.99 TB."""
+    large = presets.model("llama3-405b")
+    need = state_bytes(large, "fp32", (4, 3), cpu=True)
+    assert need == pytest.approx(2 * 16 * 405.9e9, rel=0.001)
+    assert state_bytes(large, "bf16", (4, 3), cpu=False) == pytest.approx(18 * 405.9e9 / 3, rel=0.001)
+    with pytest.raises(tuner.SpecError, match=r"need 13 TB at least, and .* has .*a smaller model"):
+        tuner.profile_ntp(model="llama3-405b")
 
 
 def test_sigterm_leaves_no_folder_and_no_process(model: str, tmp_path: Path) -> None:
