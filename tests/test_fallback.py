@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +14,9 @@ from tuner.report.estimate import estimate_text
 from tuner.report.explain import explain_text
 from tuner.report.search import search_text
 from tuner.report.table import Page
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 QUESTION: dict[str, Any] = {"model": "llama3-405b", "cluster": "h100x4096", "seq_len": 8192, "global_batch": 2048}
 PLAN = "tp=8,pp=16,zero=1,pipeline_layout=embedding=1+loss=1,dp_overlap=1,recompute=full"
@@ -129,3 +132,11 @@ def test_a_search_for_goodput_says_what_it_counts() -> None:
 def test_goodput_refuses_what_it_cannot_count(more: dict[str, Any], words: str) -> None:
     with pytest.raises(tuner.SpecError, match=words):
         tuner.search(model="llama3-8b", cluster="h100x64", seq_len=8192, global_batch=256, **more)
+
+
+def test_a_list_of_many_files_is_a_count_where_the_page_is_narrow(tmp_path: Path) -> None:
+    argv = ["export", "megatron-lm-ntp", "-m", "gpt-1.7b", "-c", "h100x16", "-s", "2048", "-b", "16", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, [*argv, "-p", "tp=8,fallback_tp=4", "--reduced", "1"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines()[0] == f"wrote 13 files under {tmp_path / 'out'}"
+    assert "it takes zero 0 alone" in " ".join(result.stdout.split())
