@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 import tuner
+from tests.terminal import ROOT
+from tuner import presets
 from tuner.cli.app import app
-from tuner.nonuniform import _reason, read_degrees
+from tuner.nonuniform import _reason, read_degrees, state_bytes
 from tuner.report.nonuniform import nonuniform_text
 from tuner.report.table import Page
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = {"name": "small", "layers": 2, "hidden": 64, "ffn_hidden": 96, "heads": 4, "kv_heads": 4, "head_dim": 16, "vocab": 96}
 
@@ -43,6 +48,7 @@ def test_a_nonuniform_step_beside_a_uniform_one(model: str, tmp_path: Path) -> N
     assert spare["before_sent"] < spare["after_received"], "with the replicated gradients"
     assert all(one["total_s"] >= 0 and one["exposed_s"] >= 0 for one in record["reshard"].values())
     text = nonuniform_text(record, Page(width=60))
+    assert "gets back kB" in text  # as a column, or named as not shown
     assert "reshard before the sum" in text and all(len(line) <= 60 for line in text.splitlines())
     assert (tmp_path / "out/log.txt").read_text().count("tuner-step") == 18
 
@@ -50,6 +56,9 @@ def test_a_nonuniform_step_beside_a_uniform_one(model: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"degrees": ""}, "two replicas or more, of different degree"),
+        ({"model": ""}, "no such model"),
+        ({"precision": ""}, "must be one of fp32, bf16"),
         ({"degrees": "4"}, "two replicas or more, of different degree"),
         ({"degrees": "4,4"}, "of different degree"),
         ({"degrees": "3,4"}, "the first replica is the healthy one: no degree may exceed its 3"),
@@ -73,6 +82,31 @@ def test_a_nonuniform_step_beside_a_uniform_one(model: str, tmp_path: Path) -> N
 def test_what_it_refuses(given: dict[str, Any], words: str) -> None:
     with pytest.raises(tuner.SpecError, match=words):
         tuner.profile_ntp(**given)
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_with_the_bytes() -> None:
+    """405.9 billion parameters, 16 bytes each in fp32 (weights, sums, two moments), two replicas: 12.99 TB."""
+    large = presets.model("llama3-405b")
+    need = state_bytes(large, "fp32", (4, 3), cpu=True)
+    assert need == pytest.approx(2 * 16 * 405.9e9, rel=0.001)
+    assert state_bytes(large, "bf16", (4, 3), cpu=False) == pytest.approx(18 * 405.9e9 / 3, rel=0.001)
+    with pytest.raises(tuner.SpecError, match=r"need 13 TB at least, and .* has .*a smaller model"):
+        tuner.profile_ntp(model="llama3-405b")
+
+
+def test_sigterm_leaves_no_folder_and_no_process(model: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", "from tuner.cli import main; main()", "profile", "--ntp", "-m", model, "--steps", "100000", "-q"]
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("tuner-ntp-*/log.txt")) and time.monotonic() < until:
+            time.sleep(0.1)
+        (folder,) = tmp_path.glob("tuner-ntp-*")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert not folder.exists()
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
+    assert not any(str(folder).encode() in command for command in commands)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

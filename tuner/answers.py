@@ -173,6 +173,11 @@ class EstimateAnswer:
         """Whether the framework runs the plan."""
         return all(item.severity != "error" for item in self.broken)
 
+    @property
+    def runs(self) -> bool:
+        """Whether the plan is legal and more likely fits than not, and so does a replica at its fallback_tp."""
+        return self.legal and self.cost.fits and not (self.fallback and self.fallback["why_not_fit"])
+
     def record(self) -> dict[str, Any]:
         """Return the answer as JSON's types."""
         record: dict[str, Any] = {

@@ -210,7 +210,13 @@ def _differences(own: Sequence[Term], best: Sequence[Term]) -> tuple[Difference,
 def _changes(plan: Plan, other: Plan, job: Job) -> tuple[tuple[str, Any, Any], ...]:
     """Return the knobs in which two plans differ: (knob, of the first, of the second)."""
     before, after = plan_record(plan, job.gpus), plan_record(other, job.gpus)
-    return tuple((knob, before[knob], after[knob]) for knob in after if before[knob] != after[knob] and knob not in ("dp", "edp"))
+    follows = {"dp", "edp"} | (set() if falls_back(plan) or falls_back(other) else {"fallback_tp"})  # tp itself: no fallback
+    return tuple((knob, before[knob], after[knob]) for knob in after if before[knob] != after[knob] and knob not in follows)
+
+
+def falls_back(plan: Plan) -> bool:
+    """Whether a replica that lost GPUs goes on at a lower degree."""
+    return bool(plan.fallback < plan.tp)
 
 
 def _way_out(job: Job, plan: Plan, calibration: Calibration) -> WayOut | None:

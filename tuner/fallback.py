@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tuner.answers import SEARCHED_BELOW
 from tuner.cost_model.degraded import degraded, degraded_experts
 from tuner.cost_model.estimate import estimate
 from tuner.cost_model.explain import does_not_fit
@@ -85,7 +86,7 @@ def fallback(job: Job, plan: Plan, calibration: Calibration, units: Units, degre
         chosen = dataclasses.replace(plan, fallback_tp=degree)
         found = degraded(job, chosen, calibration, healthy=healthy)
         why = "; ".join(text for rule, text in broken(job, chosen) if rule.severity == "error" and rule.id.startswith("fallback"))
-    why = why or does_not_fit(job, found.plan, calibration, estimate(job, found.plan, calibration))
+    why = why or does_not_fit(job, found.plan, calibration, estimate(job, found.plan, calibration)) or _unsure(job, found)
     whole = units.samples // units.spanned  # of one data-parallel replica
     kept = int(found.microbatches) * plan.micro_batch
     alpha, cap = data.power_exponent.value, data.power_cap.value
@@ -126,6 +127,14 @@ def fallback(job: Job, plan: Plan, calibration: Calibration, units: Units, degre
         p_oom=float(found.p_oom),
         why_not=why,
     )
+
+
+def _unsure(job: Job, found: Degraded) -> str:
+    """Return why a policy does not rely on a group that more likely fits than not: the limit by which a search lists plans."""
+    if float(found.p_oom) < SEARCHED_BELOW:
+        return ""
+    need = f"{float(found.memory_bytes) / 1e9:.1f} of {job.cluster.gpu.memory.value / 1e9:.1f} GB"
+    return f"it may not fit: {need}, P(OOM) {100 * float(found.p_oom):.1f} %, and policies rely on less than {100 * SEARCHED_BELOW:g} %"
 
 
 def fallbacks(

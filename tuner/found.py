@@ -139,10 +139,12 @@ def failures_record(data: FailureData) -> dict[str, Any]:
     return {"name": data.name, "mtbf_s": data.mtbf.value, "repair_s": 3600.0 * data.mean_repair_hours, "failed_fraction": down}
 
 
-def ranked(job: Job, ranking: Ranking, calibration: Calibration, like: tuple[int | None, ...] = ()) -> tuple[RankedPlan, ...]:
-    """Return the rows of a ranking with their whole runs and, where these were counted, their near equals."""
+def ranked(
+    job: Job, ranking: Ranking, calibration: Calibration, like: tuple[int | None, ...] = (), *, stated: bool = False
+) -> tuple[RankedPlan, ...]:
+    """Return the rows of a ranking with their whole runs and, where these were counted, their near equals; stated: as in lost_gpus."""
     counts = like or (None,) * len(ranking.rows)
-    lost = lost_gpus(job, [row.plan for row in ranking.rows], calibration)
+    lost = lost_gpus(job, [row.plan for row in ranking.rows], calibration, stated=stated)
     return tuple(_ranked(job, row, calibration, one, count) for row, one, count in zip(ranking.rows, lost, counts, strict=True))
 
 
@@ -160,15 +162,22 @@ def _ranked(job: Job, row: Row, calibration: Calibration, lost: LostGpu, like: i
 
 
 def own_plan(
-    job: Job, ranking: Ranking, calibration: Calibration, assumed: tuple[str, ...], max_p_oom: float, max_memory: float | None
+    job: Job,
+    ranking: Ranking,
+    calibration: Calibration,
+    assumed: tuple[str, ...],
+    max_p_oom: float,
+    max_memory: float | None,
+    *,
+    stated: bool = False,
 ) -> CurrentPlan | None:
-    """Return the person's plan of a ranking, if there is one."""
+    """Return the person's plan of a ranking, if there is one; stated: as in lost_gpus."""
     row = ranking.current
     if row is None:
         return None
     broken = broken_by(job, row.plan)
     return CurrentPlan(
-        ranked=_ranked(job, row, calibration, lost_gpus(job, [row.plan], calibration)[0]),
+        ranked=_ranked(job, row, calibration, lost_gpus(job, [row.plan], calibration, stated=stated)[0]),
         gain=ranking.gain,
         legal=all(item.severity != "error" for item in broken),
         problems=tuple(f"{item.severity}: {item.text} [{item.rule}]" for item in broken),
@@ -225,15 +234,16 @@ def answer_search(
     own, assumed = current or (None, ())
     best = rank(job, [found.plan(one) for one in found.best], calibration, objective=found.objective, current=own, judge=judge)
     front = rank(job, [found.plan(one) for one in found.pareto], calibration)
+    stated = any("fallback_tp" in axis.knobs for axis in found.space.axes)
     return SearchAnswer(
         job=job,
         calibration=calibration,
         objective=found.objective,
         space=space_record(found, spec, max_p_oom, max_memory),
-        ranking=ranked(job, best, calibration, found.like),
+        ranking=ranked(job, best, calibration, found.like, stated=stated),
         distinct=distinct,
-        current=own_plan(job, best, calibration, assumed, max_p_oom, max_memory),
-        pareto=ranked(job, front, calibration),
+        current=own_plan(job, best, calibration, assumed, max_p_oom, max_memory, stated=stated),
+        pareto=ranked(job, front, calibration, stated=stated),
         tied=best.tied,
         plainer=best.plainer,
         **({"why_nothing": why_nothing(found, calibration, max_p_oom, max_memory)} | more),

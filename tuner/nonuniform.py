@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from tuner import presets
 from tuner.answers import plain
+from tuner.cost_model.params import parameters
 from tuner.errors import InfrastructureError, Problem, SpecError
 from tuner.files import write
 from tuner.job import Job
 from tuner.launch.detection import named_cluster
 from tuner.launch.nonuniform.layout import ideal_bytes
 from tuner.launch.nonuniform.trial import SPEC, Loss, NonuniformTrial, Phase, refusals, samples_of
+from tuner.units import show_bytes
 from tuner.values import Problems, quantity, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tuner.model import Model
 
     Progress = Callable[..., None]
 
@@ -57,7 +61,7 @@ def read_degrees(value: Any, *, equal: bool = False) -> tuple[int, ...]:
     equal: whether they may all be the same.
     """
     texts = value if isinstance(value, (list, tuple)) else str(value).split(",")
-    found = tuple(whole(text, "degrees", most=64) for text in texts)
+    found = () if not str(value).strip() else tuple(whole(text, "degrees", most=64) for text in texts)
     if len(found) < 2 or (len(set(found)) == 1 and not equal) or max(found) > found[0]:
         rule = "must name two replicas or more, of different degree"
         if len(found) > 1 and max(found) > found[0]:
@@ -66,8 +70,35 @@ def read_degrees(value: Any, *, equal: bool = False) -> tuple[int, ...]:
     return found
 
 
+def _given(given: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Return what was given, be it empty, or the default where nothing was."""
+    return default if given.get(name) is None else given[name]
+
+
 def _count(given: Mapping[str, Any], name: str, default: int) -> int:
-    return whole(default if given.get(name) is None else given[name], name)
+    return whole(_given(given, name, default), name)
+
+
+def state_bytes(model: Model, precision: str, degrees: Sequence[int], *, cpu: bool) -> float:
+    """Return the least bytes that training keeps: P (4 weights + 4 sums of gradients + 8 moments) in fp32, 18 in bf16 (2 weights, 4
+    master weights). On CPUs of all replicas, as they share the memory; else of a rank of the smallest replica, P / n2. Activations come
+    on top.
+    """
+    each = float(parameters(model)) * (16.0 if precision == "fp32" else 18.0)
+    return each * len(degrees) if cpu else each / min(degrees)
+
+
+def too_large(job: Job, precision: str, degrees: Sequence[int]) -> list[Problem]:
+    """Return why a run does not fit this machine's memory, none where its weights and moments do."""
+    cpu = job.cluster.gpu.name == CPU
+    need = state_bytes(job.model, precision, degrees, cpu=cpu)
+    has = job.cluster.gpu.memory.value * (job.cluster.gpus if cpu else 1)
+    if need <= has:
+        return []
+    of = f"{len(degrees)} replicas of {job.model.name}" if cpu else f"a rank of {job.model.name} at degree {min(degrees)}"
+    where = "this machine" if cpu else "a GPU"
+    rule = f"weights, gradients and moments of {of} in {precision} need {show_bytes(need)} at least, and {where} has {show_bytes(has)}"
+    return [Problem(where="model", path="", value=job.model.name, rule=rule, hint="a smaller model, like tiny")]
 
 
 def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]]:
@@ -77,15 +108,15 @@ def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]
     """
     problems = Problems()
     loses = given.get("lose") is not None
-    degrees = problems.trying(lambda: read_degrees(given.get("degrees") or ("4,4" if loses else "4,3"), equal=loses))
+    degrees = problems.trying(lambda: read_degrees(_given(given, "degrees", "4,4" if loses else "4,3"), equal=loses))
     lose = problems.trying(lambda: whole(given["lose"], "lose", at_least=0, most=64)) if loses else None
-    precision = str(given.get("precision") or PRECISIONS[0])
+    precision = str(_given(given, "precision", PRECISIONS[0]))
     if precision not in PRECISIONS:
         problems.add("precision", precision, f"must be one of {', '.join(PRECISIONS)}")
     problems.trying(lambda: _limit(given))
     counts = {"seq_len": 128, "global_batch": 16, "steps": 6, "micro_batch": 1}
     read = {name: problems.trying(partial(_count, given, name, default)) for name, default in counts.items()}
-    model = problems.trying(lambda: presets.model(str(given.get("model") or "tiny")))
+    model = problems.trying(lambda: presets.model(str(_given(given, "model", "tiny"))))
     if read["steps"] is not None and read["steps"] <= WARMUP:
         problems.add("steps", read["steps"], f"must be more than the {WARMUP} warm-up steps")
     problems.raise_any()
@@ -118,8 +149,9 @@ def read_run(given: Mapping[str, Any]) -> tuple[NonuniformTrial, tuple[int, ...]
         timeout_s=120.0,
         lost=() if lose is None else (Loss(rank=lose, step=(steps + 1) // 2),),
     )
-    if why := refusals(trial):
-        raise SpecError([Problem(where="profile --ntp", path="", value="", rule=line) for line in why])
+    wrong = [Problem(where="profile --ntp", path="", value="", rule=line) for line in refusals(trial)]
+    if wrong or (wrong := too_large(job, precision, degrees)):
+        raise SpecError(wrong)
     return trial, degrees
 
 
@@ -127,7 +159,7 @@ def run_nonuniform(given: Mapping[str, Any], progress: Progress | None = None) -
     """Run the steps and return what they took. Raises SpecError, InfrastructureError."""
     trial, degrees = read_run(given)
     folder = given.get("folder")
-    with tempfile.TemporaryDirectory(prefix="tuner-ntp-") as temporary:
+    with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="tuner-ntp-") as temporary:
         kept = Path(temporary if folder is None else folder)
         try:
             kept.mkdir(parents=True, exist_ok=True)
@@ -135,6 +167,24 @@ def run_nonuniform(given: Mapping[str, Any], progress: Progress | None = None) -
             raise SpecError([Problem(where="out", path="", value=str(folder), rule=f"cannot be a folder: {error.strerror}")]) from None
         run = partial(_lines, folder=kept, limit_s=_limit(given), progress=progress)
         return _lost(trial, degrees, run(trial.replace(lost=())), run(trial)) if trial.lost else _answer(trial, degrees, run(trial))
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind this thread, so that ranks end and the folder goes, where nobody has another use for it."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: object) -> None:
+    del frame
+    raise SystemExit(128 + number)
 
 
 def _limit(given: Mapping[str, Any]) -> float:

@@ -143,7 +143,7 @@ def parse_knobs(items: Mapping[str, object], where: str) -> dict[str, int]:
             problems.append(Problem(where=where, path=name, value=repr(value)[:80], rule=str(error)))
     if problems:
         raise SpecError(problems)
-    if fields.get("fallback_tp") == fields.get("tp", 1):  # tp itself: no fallback
+    if "tp" in fields and fields.get("fallback_tp") == fields["tp"]:  # tp itself: no fallback
         fields["fallback_tp"] = 0
     return fields
 

@@ -165,7 +165,7 @@ def spellable(spec: SpaceSpec, job: Job, launcher: Launcher) -> SpaceSpec:
     launch one alone. What a person named stays, and is refused later.
     """
     named = {*spec.axes, *spec.fix}
-    idle: Mapping[str, Any] = plan_record(Plan(), job.gpus)
+    idle: Mapping[str, Any] = plan_record(Plan(), job.gpus) | {"fallback_tp": 0}  # none, whatever tp is
     fix = {knob: idle[knob] for knob in KNOBS if knob in launcher.cannot and knob in idle and knob not in named}
     axes = dict(spec.axes)
     if {"embedding_layers", "loss_layers"} & set(launcher.cannot) and "pipeline_layout" not in named:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tuner.cost_model.estimate import estimate
 from tuner.cost_model.shard import groups, shard
 from tuner.job import Job
 from tuner.plan import FULL, Plan
+from tuner.search.exhaustive import MAX_P_OOM
 from tuner.search.lost_gpu import lost_gpus
 
 PLAN = Plan(tp=8, pp=8, micro_batch=1, sequence_parallel=1, zero=0, recompute=FULL)
@@ -148,12 +150,43 @@ def test_an_expert_group_that_lost_a_rank() -> None:
 def test_one_lost_gpu_of_each_plan() -> None:
     job = gpt_job()
     calibration = load_calibration("none", job)
-    asked = [dataclasses.replace(PLAN, fallback_tp=6), PLAN, Plan(pp=8, zero=1), dataclasses.replace(PLAN, zero=3)]
+    lean = dataclasses.replace(PLAN, zero=1)
+    asked = [dataclasses.replace(lean, fallback_tp=6), lean, Plan(pp=8, zero=1), dataclasses.replace(PLAN, zero=3)]
     six, seven, drop, sharded = lost_gpus(job, asked, calibration)
     assert (six.way, six.degree, six.to) == ("tp", 8, 6) and (seven.way, seven.to) == ("tp", 7)
     assert -1 / 16 < six.change < seven.change < 0
     assert (drop.way, drop.degree, drop.to, drop.change) == ("drop", 128, 127, -1 / 128) and drop.why == "no group to fall back in"
     assert (sharded.way, sharded.change) == ("drop", -1 / 16) and "zero = 3 shards" in sharded.why
+
+
+def test_a_stated_fallback_that_cannot_run_is_not_replaced_by_another() -> None:
+    job = gpt_job()
+    above, shared = dataclasses.replace(PLAN, fallback_tp=9), dataclasses.replace(PLAN, zero=3, fallback_tp=7)
+    for lost, why in zip(
+        lost_gpus(job, [above, shared], load_calibration("none", job)), ("must not exceed tp = 8", "zero = 3"), strict=True
+    ):
+        assert (lost.way, lost.degree, lost.to, lost.change) == ("drop", 16, 15, -1 / 16) and why in lost.why
+
+
+def test_a_plan_that_was_chosen_without_a_fallback_drops_its_replica() -> None:
+    job = gpt_job()
+    calibration = load_calibration("none", job)
+    asked = [PLAN, dataclasses.replace(PLAN, fallback_tp=7)]
+    assert [lost.way for lost in lost_gpus(job, asked, calibration)] == ["tp", "tp"]
+    drop, seven = lost_gpus(job, asked, calibration, stated=True)
+    assert (drop.way, drop.change, drop.why) == ("drop", -1 / 16, "its fallback_tp is tp itself")
+    assert (seven.way, seven.to) == ("tp", 7)
+
+
+def test_a_fallback_counts_by_the_limit_that_plans_are_listed_by() -> None:
+    """At tp 6 these GPUs need 73.1 of 85.1 GB, P(OOM) 12.6 %: no search would list such a plan, so the replica is dropped."""
+    job = gpt_job()
+    calibration = load_calibration("none", job)
+    six = dataclasses.replace(PLAN, fallback_tp=6)
+    cost = degraded(job, six, calibration, estimate(job, PLAN, calibration))
+    assert MAX_P_OOM <= float(cost.p_oom) < 0.5
+    (lost,) = lost_gpus(job, [six], calibration)
+    assert lost.way == "drop" and re.search(r"tp 6 needs 7\d\.\d of 85\.1 GB, P\(OOM\) 1\d\.\d %", lost.why)
 
 
 def test_a_replica_that_does_not_fit_at_the_lower_degree_is_dropped() -> None:

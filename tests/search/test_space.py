@@ -290,3 +290,9 @@ def test_tied_axes_hold_what_a_product_would() -> None:
 def test_plans_are_frozen_values() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         small().plan_at(0).tp = 2  # type: ignore[misc]
+
+
+def test_a_degree_of_1_to_fall_back_to_is_held() -> None:
+    """As an axis's value it stands alone: 1 is not tp's own value there."""
+    space = build_space(gpt3(), SpaceSpec(fix={"tp": 8, "pp": 8, "fallback_tp": 1}))
+    assert space.plan_at(0).fallback_tp == 1

@@ -9,8 +9,8 @@ SHORT = "What one plan costs"
 HELP = """\
 What one plan costs: time, memory by stage, MFU, days and money.
 
-Knobs that --plan leaves out take the framework's default; the answer names them. An illegal plan, or one that does not fit, is
-priced all the same: the broken rules are listed and the exit code is 3.
+Knobs that --plan leaves out take the framework's default; the answer names them. An illegal plan, or one that does not fit, be it
+only at its fallback_tp, is priced all the same: what is wrong is listed and the exit code is 3.
 
 \b
 Examples:
@@ -30,7 +30,7 @@ def estimate(job: JobOptions, plan: PlanOptions, show: Show) -> None:
 
         answer = workflow.estimate(**given(job, plan))
         publish(answer.record(), estimate_text, show)
-        return 0 if answer.legal and answer.cost.fits else 3
+        return 0 if answer.runs else 3
 
     guarded(run, show)
 

@@ -14,6 +14,7 @@ HELP = """\
 Why a plan is slow, illegal or too large; the nearest plan that runs; why a search does not choose it, compared with the best plan
 term by term; what one step in each knob changes.
 
+The best plan is the fastest while nothing fails; `tuner search --objective goodput --current PLAN` compares what failures leave.
 Every term of time and memory stands with its formula's source. The exit code is 0 whatever the plan is worth: estimate judges.
 
 \b

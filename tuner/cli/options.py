@@ -297,7 +297,8 @@ class FailureOptions:
         Text, _opt("--checkpoint-every", metavar="TIME", text="Work between two checkpoints (the best)", panel=GO_ON)
     ] = None
     fallback_tp: Annotated[
-        Text, _opt("--fallback-tp", metavar="N,..", text="TP degrees to fall back to, like 30,28 (those down to 7/8 of tp)", panel=GO_ON)
+        Text,
+        _opt("--fallback-tp", metavar="N,..", text="TP degrees to fall back to, like 30,28 (the tp/8 below tp, one at least)", panel=GO_ON),
     ] = None
     fallback_ep: Annotated[Text, _opt("--fallback-ep", metavar="N,..", text="The same of expert-parallel groups", panel=GO_ON)] = None
     power_cap: Annotated[Text, _opt("--power-cap", metavar="X", text="Power a rack can give a GPU, of its normal one", panel=GO_ON)] = None

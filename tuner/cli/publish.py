@@ -48,7 +48,9 @@ def publish(record: Any, text: Callable[[Any, Page], str], show: Show, write_fol
 
 def _write(record: Any, text: Callable[[Any, Page], str], show: Show, path: Path, write_folder: Callable[[Path], list[str]] | None) -> None:
     if write_folder is not None and path.suffix.lower() != ".json":
-        note(f"wrote {path}/{{{','.join(write_folder(path))}}}", show)
+        names = write_folder(path)
+        listed = f"wrote {path}/{{{','.join(names)}}}"
+        note(listed if len(listed) <= terminal_width() else f"wrote {len(names)} files under {path}", show)
         return
     as_json = show.json or path.suffix.lower() == ".json"
     write_file(path, json_text(record) if as_json else text(seen(record), Page()))

@@ -179,8 +179,11 @@ def _divisions(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str, st
     found = list(_undivided(job, plan, degree))
     lower = (n for n in range(degree - 1, 0, -1) if not list(_undivided(job, plan, n)) and not (plan.sequence_parallel and n == 1))
     fits = next((f"fallback_tp={n}" for n in lower), "another tp") if found else ""
-    for rule, text in found:
-        yield rule, text, fits + (", or sequence_parallel=false" if rule == "seq-sp" else "")
+    for words in dict.fromkeys(text.partition(": ")[0] for _, text in found):  # one cause, one problem
+        same = {text.partition(": ")[2]: rule for rule, text in found if text.startswith(f"{words}: ")}
+        names = list(dict.fromkeys(same.values()))
+        said = [text for text, rule in same.items() if rule != "ntp-map" or names == ["ntp-map"]]  # it follows from the others
+        yield ", ".join(names), f"{words}: {'; '.join(said)}", fits + (", or sequence_parallel=false" if names == ["seq-sp"] else "")
     model, tp = job.model, int(plan.tp)
     if model.kv_heads < tp and tp % model.kv_heads == 0:
         text = f"kv_heads = {model.kv_heads} are copied for {tp} ranks, and less often for {degree}: the shards of QKV do not add up"
@@ -203,7 +206,7 @@ def _undivided(job: Job, plan: Plan, degree: int) -> Iterable[tuple[str, str]]:
         left = mapped(units, tp, degree)
         if units % tp == 0 and left != [units // tp] * degree:
             found = "fails (fewer pieces than ranks)" if left is None else f"leaves {min(left)} to {max(left)} on a rank, not {units // tp}"
-            yield "ntp-map", f"its mapping of {name} = {units} from {tp} to {degree} ranks {found}"
+            yield "ntp-map", f"reduced replicas: the mapping of {name} = {units} from {tp} to {degree} ranks {found}"
 
 
 def defects(job: Job, plan: Plan) -> list[tuple[str, str]]:

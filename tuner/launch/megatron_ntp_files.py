@@ -54,6 +54,7 @@ def write(job: Job, plan: Plan, layout: Layout, named: int) -> Written:
         READ_ME: _read_me(job, plan, layout, named),
     }
     notes = ["experimental: run the parity check of README.md first; upstream's gradients are known to be wrong", _idle(layout, named)]
+    notes.append("it takes zero 0 alone, while a search ranks zero 1 first, which needs less memory: price this plan as it is exported")
     if not plan.dp_overlap:
         notes.append("dp_overlap=true is the path that upstream has optimised")
     start = f"PRETRAIN=/path/to/pretrain_gpt.py sbatch {BATCH}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tuner.answers import FITS_BELOW, SEARCHED_BELOW
 from tuner.report.table import Column, Page, Table, hidden_note
 from tuner.report.words import (
     gigabytes,
@@ -59,9 +60,13 @@ def memory_lines(record: dict[str, Any], page: Page) -> list[str]:
     """Return what the fullest stage needs, of what, and whether it fits."""
     place = stage_name(record["worst_stage"], record["plan"]["pp"])
     need = f"{gigabytes(record['memory_bytes'])} of {gigabytes(record['job']['gpu_memory_bytes'])} GB" + (f" on {place}" if place else "")
-    verdict = "fits" if record["searched"] else "may not fit, a search passes over it" if record["fits"] else "does not fit"
-    lines = labelled("memory", f"{need}, P(OOM) {probability(record['p_oom'])}: {verdict}", page)
+    lines = labelled("memory", f"{need}, P(OOM) {probability(record['p_oom'])}: {fit_words(record['p_oom'])}", page)
     return lines if record["fits"] else [page.bad(line) for line in lines] if page.color else lines
+
+
+def fit_words(p_oom: float) -> str:
+    """Return what a probability to run out of memory means, for a plan and for a replica of it alike."""
+    return "fits" if p_oom < SEARCHED_BELOW else "may not fit, a search passes over it" if p_oom < FITS_BELOW else "does not fit"
 
 
 def fallback_lines(record: dict[str, Any], page: Page) -> list[str]:
@@ -77,14 +82,20 @@ def fallback_lines(record: dict[str, Any], page: Page) -> list[str]:
     )
     lines = labelled("fallback", reduced, page)
     kept = f"it keeps step with {of['microbatches']} of {of['of']} micro batches, or with all at {of['power']:.2f}x its power"
+    lines += labelled("", kept, page)
     need = f"{gigabytes(of['memory_bytes'])} of {gigabytes(record['job']['gpu_memory_bytes'])} GB, P(OOM) {probability(of['p_oom'])}"
-    lines += labelled("", f"{kept}; {need}", page)
+    fit = labelled("", f"its GPUs need {need}: {fit_words(of['p_oom'])}" + (f" ({why})" if (why := of["why_not_fit"]) else ""), page)
+    lines += [page.bad(line) for line in fit] if of["why_not_fit"] and page.color else fit
     moves = [
         f"moving shards before gradients are reduced {seconds(of['resharding_before_s'])} ({seconds(of['before_s'])} not hidden)",
         f"and back {seconds(of['resharding_after_s'])} ({seconds(of['after_s'])} not hidden)",
         f"a reduction {of['balanced']:.2f}x as large {seconds(of['reduce_s'])} more",
     ]
-    return lines + labelled("", f"each healthy replica loses {percent(of['overhead'], 2)} % meanwhile: {', '.join(moves)}", page)
+    lines += labelled("", f"each healthy replica loses {percent(of['overhead'], 2)} % meanwhile: {', '.join(moves)}", page)
+    total = f"one lost GPU costs the job {percent(-of['change'], 2)} % of its samples a second in all"
+    better = ", which is better" if of["dropped"] > of["change"] else ""
+    lines += labelled("", f"{total}; dropping its replica would cost {percent(-of['dropped'], 2)} %{better}", page)
+    return lines + [line for note in of["notes"] for line in labelled("note", note, page)]
 
 
 def run_lines(record: dict[str, Any], page: Page) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.report.estimate import broken_lines, headline, memory_lines, stage_table
+from tuner.report.estimate import broken_lines, fallback_lines, headline, memory_lines, stage_table
 from tuner.report.table import Column, Page, Table, referenced
 from tuner.report.words import gigabytes, header, labelled, percent, probability, seconds, word
 
@@ -19,6 +19,7 @@ def explain_text(record: dict[str, Any], page: Page) -> str:
     lines = [*header(record["job"], record["calibration"], page), ""]
     lines += headline(record, page)
     lines += memory_lines(record, page)
+    lines += fallback_lines(record, page)
     lines += broken_lines(record["broken"], page)
     lines += way_out(record, page)
     lines += rival_lines(record, page)
@@ -50,7 +51,9 @@ def rival_lines(record: dict[str, Any], page: Page) -> list[str]:
         return labelled("best", "this is the best plan that a search finds", page)
     changes = ", ".join(f"{c['knob'].replace('_', ' ')} {word(c['from'])} -> {word(c['to'])}" for c in best["changes"])
     cost = f"{seconds(best['step_s'])} a step ({best['gain']:.2f}x as fast), {gigabytes(best['memory_bytes'])} GB"
-    return [*labelled("best", f"{changes}: {cost}", page), *labelled("", f"this plan is not chosen: {best['why_not']}", page)]
+    lines = [*labelled("best", f"{changes}: {cost}", page), *labelled("", f"this plan is not chosen: {best['why_not']}", page)]
+    by_time = "that is by the time of a step while nothing fails: `tuner search --objective goodput --current PLAN` counts failures"
+    return lines + (labelled("", by_time, page) if record["fallback"] else [])
 
 
 def rival_table(record: dict[str, Any], page: Page) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.report.table import Column, Table
+from tuner.report.table import Column, Table, hidden_note
 from tuner.report.words import labelled, percent, seconds
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def nonuniform_text(record: dict[str, Any], page: Page) -> str:
             Column("steps", [str(row["steps"]) for row in rows], rank=2),
         ]
     )
-    lines += ["", *steps.lines(page), ""]
+    lines += ["", *steps.lines(page), *hidden_note(steps, page), ""]
     parts = [record["reshard"][name] for name, _ in PARTS]
     table = Table(
         [
@@ -90,4 +90,5 @@ def _moved(record: dict[str, Any], page: Page) -> list[str]:
     note = (
         "even shards: P e / n1 of a spare, (n1 - n2) / n2 as much of a core (arXiv 2504.06095); a spare also gets replicated gradients back"
     )
-    return [*Table(columns).lines(page), *labelled("", note, page)]
+    table = Table(columns)
+    return [*table.lines(page), *hidden_note(table, page), *labelled("", note, page)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tuner.fallback_cost import sharded_note
 from tuner.report.export import best_lines
 from tuner.report.profile import trial_lines
 from tuner.report.table import Column, Page, Table, wrapped
@@ -91,7 +92,11 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
     names = [str(row["rank"]) for row in record["ranking"]] + (["yours"] if own else [])
     pp = [row["plan"]["pp"] for row in rows]
     like = [f"+{row['like']}" if row["like"] else "" for row in rows]
-    columns = [Column("#", names), Column("+", like, rank=1, left=True), *knob_columns([row["plan"] for row in rows])]
+    columns = [
+        Column("#", names),
+        Column("+", like, rank=1, left=True),
+        *knob_columns([row["plan"] for row in rows], kept=("fallback_tp",) if record["failures"] else ()),
+    ]
     columns += [
         Column("GB", [gigabytes(row["memory_bytes"]) for row in rows]),
         Column("stage", [place(row["worst_stage"], n) for row, n in zip(rows, pp, strict=True)], rank=7, left=True),
@@ -119,8 +124,8 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
     return [*table.lines(page), *map(page.dim, note)]
 
 
-def knob_columns(plans: Sequence[dict[str, Any]]) -> list[Column]:
-    """Return the columns of the knobs that matter to these plans."""
+def knob_columns(plans: Sequence[dict[str, Any]], kept: Sequence[str] = ()) -> list[Column]:
+    """Return the columns of the knobs that matter to these plans; those of `kept` stand on the narrowest page too."""
     columns = []
     for knob, title, usual, rank in KNOBS:
         values = [plan[knob] for plan in plans]
@@ -132,7 +137,8 @@ def knob_columns(plans: Sequence[dict[str, Any]]) -> list[Column]:
             continue
         differs = len(set(values)) > 1 and knob != "dp"  # dp follows from the others
         left = isinstance(values[0], str)
-        columns.append(Column(title, [word(value) for value in values], rank=min(rank, 1) if differs else rank, left=left))
+        place = 0 if knob in kept else min(rank, 1) if differs else rank
+        columns.append(Column(title, [word(value) for value in values], rank=place, left=left))
     return columns
 
 
@@ -198,6 +204,8 @@ def verdict(record: dict[str, Any], page: Page) -> list[str]:
     if record["failures"]:
         lines += labelled("failing", goodput_words(record), page)
     lines += labelled("losing", lost_words(best["one_gpu_lost"]), page)
+    if best["one_gpu_lost"]["way"] == "tp" and best["plan"]["zero"]:
+        lines += labelled("", sharded_note(best["plan"]["zero"]), page)
     lines += own_words(record, page) if record["current"] else []
     held = held_words(record)
     lines += labelled("held", f"{held}: as {job['framework']} does, not varied; --space varies them", page) if held else []

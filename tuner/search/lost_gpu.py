@@ -12,6 +12,7 @@ from tuner.cost_model.degraded import degraded, degraded_experts
 from tuner.cost_model.estimate import estimate
 from tuner.cost_model.rules.fallback import FALLBACK
 from tuner.plan import Plan
+from tuner.search.exhaustive import MAX_P_OOM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from tuner.cost_model.degraded import Degraded
     from tuner.cost_model.estimate import Estimate
     from tuner.job import Job
-
-FITS_BELOW = 0.5  # p_oom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +58,18 @@ def dropped_replicas(job: Job, plan: Plan) -> Ints:
     return np.maximum(plan.ep * plan.etp // (plan.tp * plan.cp), 1) if job.model.moe else 1
 
 
-def lost_gpus(job: Job, plans: Sequence[Plan], calibration: Calibration) -> list[LostGpu]:
-    """Return what one lost GPU costs each plan: at its fallback_tp if it has one, else at the next lower degree."""
+def lost_gpus(job: Job, plans: Sequence[Plan], calibration: Calibration, *, stated: bool = False) -> list[LostGpu]:
+    """Return what one lost GPU costs each plan: at its fallback_tp if it has one, else at the next lower degree.
+
+    A fallback counts that a search would list as a plan: one that breaks no rule and runs out of memory with a probability below MAX_P_OOM.
+    One that is stated and cannot run is no fallback, whatever other degrees could do. stated: whether a plan without a fallback_tp was
+    chosen as such: it drops its replica then.
+    """
     if not plans:
         return []
     table = Plan.table(plans)
     healthy = estimate(job, table, calibration)
-    ways = [_tensor(job, table, calibration, healthy)]
+    ways = [_tensor(job, table, calibration, healthy, stated=stated)]
     if job.model.moe:
         ways.append(_experts(job, table, calibration, healthy))
     replicas, gone = np.maximum(table.dp(job.gpus), 1), np.broadcast_to(dropped_replicas(job, table), (len(plans),))
@@ -95,21 +99,21 @@ def _at(column: Floats, row: int) -> Floats:
     return column[row] if np.ndim(column) else column
 
 
-def _tensor(job: Job, table: Plan, calibration: Calibration, healthy: Estimate) -> _Way:
-    to = np.where(table.fallback < table.tp, table.fallback, np.maximum(table.tp - 1, 1))
-    small = dataclasses.replace(table, fallback_tp=to)
-    cost = degraded(job, small, calibration, healthy)
-    legal = np.ones(len(to), dtype=bool) & (table.tp > 1)
+def _tensor(job: Job, table: Plan, calibration: Calibration, healthy: Estimate, *, stated: bool) -> _Way:
+    to = table.fallback if stated else np.where(table.fallback_tp > 0, table.fallback, np.maximum(table.tp - 1, 1))
+    asked = dataclasses.replace(table, fallback_tp=to)
+    cost = degraded(job, dataclasses.replace(table, fallback_tp=np.minimum(to, table.tp)), calibration, healthy)
+    legal = np.ones(len(to), dtype=bool) & (to < table.tp)
     for rule in FALLBACK:
         if rule.severity == "error":
-            legal = legal & rule.holds(job, small)
-    return _Way("tp", legal & (cost.p_oom < FITS_BELOW), table.tp, to, cost)
+            legal = legal & rule.holds(job, asked)
+    return _Way("tp", legal & (cost.p_oom < MAX_P_OOM), table.tp, to, cost)
 
 
 def _experts(job: Job, table: Plan, calibration: Calibration, healthy: Estimate) -> _Way:
     to = np.maximum(table.ep - 1, 1)
     cost = degraded_experts(job, table, calibration, to, healthy)
-    return _Way("ep", (table.ep > 1) & (cost.p_oom < FITS_BELOW), table.ep, to, cost)
+    return _Way("ep", (table.ep > 1) & (cost.p_oom < MAX_P_OOM), table.ep, to, cost)
 
 
 def _why(job: Job, table: Plan, ways: Sequence[_Way]) -> list[str]:
@@ -120,11 +124,18 @@ def _why(job: Job, table: Plan, ways: Sequence[_Way]) -> list[str]:
             words.append("")
         elif all(way.degree[i] == 1 for way in ways):
             words.append("no group to fall back in")
-        elif any(way.degree[i] > 1 and _at(way.cost.p_oom, i) >= FITS_BELOW for way in ways):
-            way = next(way for way in ways if way.degree[i] > 1 and _at(way.cost.p_oom, i) >= FITS_BELOW)
+        elif (rule := _broken(job, table, ways[0], i)) and table.fallback_tp[i] > 0:
+            words.append(rule)
+        elif way := next((way for way in ways if way.to[i] < way.degree[i] and _at(way.cost.p_oom, i) >= MAX_P_OOM), None):
             need, has = float(_at(way.cost.memory_bytes, i)) / 1e9, job.cluster.gpu.memory.value / 1e9
-            words.append(f"{way.name} {way.to[i]} needs {need:.1f} of {has:.1f} GB")
+            chance = 100 * float(_at(way.cost.p_oom, i))
+            words.append(f"{way.name} {way.to[i]} needs {need:.1f} of {has:.1f} GB, P(OOM) {chance:.1f} %")
         else:
-            row = dataclasses.replace(table.row(i), fallback_tp=int(ways[0].to[i]))
-            words.append(next((rule.says(job, row) for rule in FALLBACK if rule.severity == "error" and not rule.holds(job, row)), ""))
+            words.append(rule or ("its fallback_tp is tp itself" if ways[0].to[i] == ways[0].degree[i] > 1 else ""))
     return words
+
+
+def _broken(job: Job, table: Plan, way: _Way, i: int) -> str:
+    """Return the rule that a plan's lower tensor-parallel degree breaks, "" where it keeps all."""
+    row = dataclasses.replace(table.row(i), fallback_tp=int(way.to[i]))
+    return next((rule.says(job, row) for rule in FALLBACK if rule.severity == "error" and not rule.holds(job, row)), "")

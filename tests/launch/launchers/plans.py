@@ -39,7 +39,8 @@ SWITCHES = ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 def spellable_space(job: Job, cannot: frozenset[str]) -> SpaceSpec:
     """Return the space without values of knobs that a launcher says it cannot spell, so that more of the sampled plans can be written."""
     axes: dict[str, list[str | int]] = {knob: [0, 1] for knob in SWITCHES if knob not in cannot}
-    fix: dict[str, str | int] = {knob: value for knob, value in plan_record(Plan(), job.gpus).items() if knob in cannot and knob in AXES}
+    idle = plan_record(Plan(), job.gpus) | {"fallback_tp": 0}
+    fix: dict[str, str | int] = {knob: value for knob, value in idle.items() if knob in cannot and knob in AXES}
     if "cp_kind" not in cannot:
         axes["cp_kind"] = ["p2p", "all_gather", "a2a"]
     if cannot & {"embedding_layers", "loss_layers"}:

@@ -17,6 +17,7 @@ from tuner.cost_model.rules.mesh import MESH, ONE_SPELLING, RANGES
 from tuner.cost_model.rules.rule import ALWAYS, FAMILIES, Rule, Severity, sane
 from tuner.cost_model.rules.shards import SHARDS
 from tuner.cost_model.rules.stages import STAGES
+from tuner.plan_text import layout_text
 
 if TYPE_CHECKING:
     from tuner.arrays import Bools
@@ -93,7 +94,8 @@ def broken(job: Job, row: Plan) -> list[tuple[Rule, str]]:
 
 
 def _with_hint(job: Job, row: Plan, rule: Rule, wrong: list[Rule]) -> str:
-    ways = [way for way in (_nearest(job, row, rule, knob, wrong) for knob in rule.knobs) if way]
+    knobs = [knob for knob in rule.knobs if rule.severity != "warning" or knob != "fallback_tp"]  # to warn of it is not to undo it
+    ways = [way for way in (_nearest(job, row, rule, knob, wrong) for knob in knobs) if way]
     return rule.says(job, row) + (f"; nearest {', '.join(ways)}" if ways else "")
 
 
@@ -112,10 +114,15 @@ def _nearest(job: Job, row: Plan, rule: Rule, knob: str, wrong: list[Rule]) -> s
         return ""
     here = getattr(row, knob)
     distance = np.maximum(values / here, here / values) if knob in _DEGREES else np.abs(values - here)
-    return f"{knob}: {int(values[np.where(good, distance, np.inf).argmin()])}"
+    found = int(values[np.where(good, distance, np.inf).argmin()])
+    if knob in _LAYOUT:
+        layout = dataclasses.replace(row, **{knob: found})
+        return f"pipeline_layout: {layout_text(layout.embedding_layers, layout.loss_layers)}"
+    return f"{knob}: {found}"
 
 
 _DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")  # near means by ratio
+_LAYOUT = ("embedding_layers", "loss_layers")  # people write pipeline_layout
 _FLAGS = ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 _LOWEST = dict.fromkeys((*_FLAGS, "zero", "shard_group", "embedding_layers", "loss_layers", "fallback_tp"), 0)
 

@@ -156,6 +156,7 @@ MESH = (
 
 def _needs_group(flag: str, group: str) -> Rule:
     """A knob that acts on a group is spelled 0 where the group has one member."""
+    spelled = f"pipeline_layout {flag.removesuffix('_layers')}=N" if flag.endswith("_layers") else flag
     return Rule(
         id=f"{flag}-alone".replace("_", "-"),
         families=(ALWAYS,),
@@ -163,7 +164,7 @@ def _needs_group(flag: str, group: str) -> Rule:
         source=f"there is nothing to act on at {group} = 1",
         knobs=(flag, group),
         holds=lambda job, plan: implies(getattr(plan, flag) > 0, getattr(plan, group) > 1),
-        says=lambda job, row: f"{flag} does nothing at {group} = 1",
+        says=lambda job, row: f"{spelled} does nothing at {group} = 1",
     )
 
 

@@ -165,7 +165,7 @@ def _idle_text(name: str) -> str:
     }
     if name in layout:
         return layout[name]
-    value = plan_record(Plan(), 1).get(name, 0)
+    value = 0 if name == "fallback_tp" else plan_record(Plan(), 1).get(name, 0)
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}, or another format"
 
 
