@@ -93,6 +93,7 @@ BROKEN: dict[str, tuple[Job, Plan, str]] = {
     "zero-nanotron": (llama("nanotron"), Plan(zero=3), "zero = 3: nanotron shards the optimizer only"),
     "zero-fsdp": (llama("torchtitan"), Plan(zero=1), "zero = 1: torchtitan replicates"),
     "offload-activations": (llama(), Plan(tp=8, pp=4, offload=OFFLOADS["activations"]), r"activation offload needs pp = 1, no recompute and no CUDA graphs \(pp = 4"),
+    "offload-optimizer": (llama(), Plan(tp=8, offload=OFFLOADS["optimizer"]), r"offload of the optimizer needs zero >= 1, the distributed optimizer \(zero = 0\); nearest zero: 1"),
     "offload-nanotron": (llama("nanotron"), Plan(offload=1), "nanotron offloads nothing"),
     "tp-overlap-sp": (gpt3(), Plan(tp=8, tp_overlap=1), "tp_overlap needs sequence_parallel; nearest tp_overlap: 0, sequence_parallel: 1"),
     "ep-overlap": (moe(), Plan(ep=8, ep_overlap=1, pp=2, recompute=FULL), "ep_overlap needs ep > 1"),

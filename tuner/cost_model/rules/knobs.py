@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 _ACTIVATIONS = OFFLOADS["activations"]
+_OPTIMIZER = OFFLOADS["optimizer"]
 _MOE_PARTS = ("moe_act", "moe", "shared_experts")
 
 
@@ -66,6 +67,11 @@ def _activations_offloaded(plan: Plan) -> Bools:
 def _offload_allowed(job: Job, plan: Plan) -> Bools:
     del job
     return implies(_activations_offloaded(plan), (plan.pp == 1) & (plan.recompute == 0) & (plan.cuda_graphs == 0))
+
+
+def _optimizer_sharded(job: Job, plan: Plan) -> Bools:
+    """Where there is nothing to share, the distributed optimizer is free and no knob."""
+    return implies(((plan.offload & _OPTIMIZER) > 0) & (plan.dp(job.gpus) * plan.cp > 1), plan.zero >= 1)
 
 
 def _ep_overlap(job: Job, plan: Plan) -> Bools:
@@ -183,6 +189,15 @@ SHARDING = (
         knobs=("offload", "pp", "recompute", "cuda_graphs"),
         holds=_offload_allowed,
         says=lambda job, row: f"activation offload needs pp = 1, no recompute and no CUDA graphs (pp = {row.pp}, {_named(row)})",
+    ),
+    Rule(
+        id="offload-optimizer",
+        families=(MEGATRON,),
+        source="Megatron-LM arguments.py (optimizer_cpu_offload needs use_precision_aware_optimizer), optimizer_config.py (which needs "
+        "use_distributed_optimizer)",
+        knobs=("offload", "zero"),
+        holds=_optimizer_sharded,
+        says=lambda job, row: "offload of the optimizer needs zero >= 1, the distributed optimizer (zero = 0)",
     ),
     Rule(
         id="offload-nanotron",
