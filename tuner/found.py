@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.answers import Run, basis_of, broken_by, calibration_record, job_record, plain, run_of
 from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
 from tuner.cost_model.explain import does_not_fit
+from tuner.cost_model.failures import down_share
 from tuner.cost_model.goodput import down_of
 from tuner.cost_model.rules import broken
 from tuner.plan_text import plan_record
@@ -135,7 +136,7 @@ class SearchAnswer:
 
 def failures_record(data: FailureData) -> dict[str, Any]:
     """Return which failures were counted."""
-    down = sum(down_of(data).values())
+    down = down_share(down_of(data))
     return {"name": data.name, "mtbf_s": data.mtbf.value, "repair_s": 3600.0 * data.mean_repair_hours, "failed_fraction": down}
 
 

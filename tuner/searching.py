@@ -259,6 +259,8 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
     from tuner.found import answer_search
     from tuner.search.exhaustive import judge
 
+    if aim.failures is not None and found.best:
+        _check_rates(aim.failures, found.plan(found.best[0]))
     return answer_search(
         found,
         calibration,
@@ -272,6 +274,14 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
         strategy=aim.strategy,
         **more,
     )
+
+
+def _check_rates(data: FailureData, plan: Plan) -> None:
+    """Raise SpecError where hardly a group of the best plan would be whole: what `tuner failures` refuses, by the same rule."""
+    from tuner.cost_model.goodput import down_of, unit_gpus
+    from tuner.failing import refuse_where_hardly_a_group_is_whole
+
+    refuse_where_hardly_a_group_is_whole("failure_data", down_of(data), int(unit_gpus(plan)), data.events_per_hour, data.mean_repair_hours)
 
 
 def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress: Progress | None) -> SweepResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.report.table import GAP, Column, Page, Table, wrapped
+from tuner.report.words import lasting
 from tuner.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ SHOWN: dict[str, Callable[[float], str]] = {
     "parameters": show_count,
     "active_parameters": show_count,
     "power": lambda watts: f"{watts:g} W",
-    "power_cap": lambda watts: f"{watts:g} W",
+    "power_cap": lambda cap: f"{cap:g} W" if cap > 3 else f"{cap:g}x",  # of a GPU; of failure data: of its normal power
+    **dict.fromkeys(("mtbf", "repair", "software_repair", "detection", "restart", "in_place_restart", "checkpoint_write"), lasting),
+    "hardware_share": lambda share: f"{100 * share:g} %",
     "clock": lambda hertz: f"{hertz / 1e9:.3g} GHz",
 }
 
