@@ -42,7 +42,8 @@ _FIGURES: dict[str, str] = {  # argument: field of FailureData
 class Question:
     """data: with what the question states in place of the preset's; rate_scale: events are so many times as frequent; failed_fraction:
     share of GPUs that are down, in place of what the rates give; fallback: degrees that replicas may fall back to, None: those near the
-    healthy one, (): none; spares: units that stand by, None: as many as each policy needs; interval_h: hours between checkpoints, None: the best; peak_days: of the traces whose peaks
+    healthy one, (): none; spares: units that stand by, None: as many as each policy needs; interval_h: hours between checkpoints,
+    None: the best; peak_days: of the traces whose peaks
     are reported.
     """
 
