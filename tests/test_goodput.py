@@ -47,7 +47,7 @@ def test_what_reduced_groups_of_the_papers_job_do() -> None:
 
 
 def test_the_analytic_form_and_the_simulation_agree_for_the_papers_job() -> None:
-    answer = paper(simulate=True, days=60, traces=12, seed=1)
+    answer = paper(simulate=True, traces=12, seed=1)
     for each in answer.outcomes:
         assert each.simulated is not None
         error = max(each.simulated.goodput_error, 1e-4)
