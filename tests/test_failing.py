@@ -53,8 +53,8 @@ def asked(**changes: Any) -> FailuresAnswer:
         ({"blast": 1024}, "blast = 1024: must be at most the job's 512 GPUs"),
         ({"domains": 1000}, "domains = 1000: must be at most the job's 512 GPUs"),
         ({"failed_fraction": 1e-18}, "failed_fraction = 1e-18: must be at least 1e-09"),
-        ({"failed_fraction": 0.001, "mtbf": "1000 h"}, "mtbf = '1000 h': means nothing beside failed_fraction"),
-        ({"failed_fraction": 0.001, "rate_scale": 3}, "rate_scale = 3: means nothing beside failed_fraction"),
+        ({"failed_fraction": 0.001, "mtbf": "1000 h"}, "mtbf = '1000 h': means nothing beside --failed-fraction"),
+        ({"failed_fraction": 0.001, "rate_scale": 3}, "rate_scale = 3: means nothing beside --failed-fraction"),
         ({"days": 5}, "days = 5: means nothing without a simulation .add --simulate"),
         ({"traces": 5}, "traces = 5: means nothing without a simulation"),
         ({"seed": 5}, "seed = 5: means nothing without a simulation"),
@@ -145,3 +145,9 @@ def test_a_search_for_goodput_refuses_the_rates_that_failures_refuses() -> None:
     rules = [error.value.problems[0].rule for error in (searched, asked_for)]
     assert rules[0] == rules[1]
     assert "no job is planned with more than 90 %" in rules[0]
+
+
+def test_what_is_wrong_of_itself_is_not_told_twice() -> None:
+    with pytest.raises(SpecError) as caught:
+        asked(days="abc", traces=1)
+    assert [problem.where for problem in caught.value.problems] == ["days", "traces"]

@@ -42,9 +42,8 @@ _FIGURES: dict[str, str] = {  # argument: field of FailureData
 class Question:
     """data: with what the question states in place of the preset's; rate_scale: events are so many times as frequent; failed_fraction:
     share of GPUs that are down, in place of what the rates give; fallback: degrees that replicas may fall back to, None: those near the
-    healthy one, (): none; spares: units that stand by, None: as many as each policy needs; interval_h: hours between checkpoints,
-    None: the best; peak_days: of the traces whose peaks
-    are reported.
+    healthy one, (): none; spares: units that stand by, None: as many as each policy needs; interval_h: hours between checkpoints, None: the
+    best; peak_days: of the traces whose peaks are reported.
     """
 
     data: FailureData
@@ -199,14 +198,14 @@ def read_question(request: Request) -> Question:
     for name in ("fallback_tp", "fallback_ep"):
         fallback = read(name, partial(counts, name=name), fallback)
     if request.fallback_tp is not None and request.fallback_ep is not None:
-        problems.add("fallback_ep", request.fallback_ep, "contradicts fallback_tp: one kind of group falls back")
+        problems.add("fallback_ep", request.fallback_ep, "contradicts --fallback-tp: one kind of group falls back")
     if request.failed_fraction is not None:
         for name in ("mtbf", "rate_scale"):
             if getattr(request, name) is not None:
-                rule = "means nothing beside failed_fraction, which says what is down whatever the rates are"
+                rule = "means nothing beside --failed-fraction, which says what is down whatever the rates are"
                 problems.add(name, getattr(request, name), rule, "state one of them")
     for name in ("days", "traces", "seed"):
-        if getattr(request, name) is not None and not flags["simulate"]:
+        if getattr(request, name) is not None and not flags["simulate"] and name not in {each.where for each in problems.found}:
             problems.add(name, getattr(request, name), "means nothing without a simulation", "add --simulate")
     problems.raise_any()
     assert data is not None  # noqa: S101 (raise_any has raised otherwise)

@@ -127,14 +127,13 @@ def read_failures(given: Any) -> FailureData:
     return given if isinstance(given, FailureData) else presets.failure(str(given or DEFAULT_FAILURES))
 
 
-def _with_fallback(aim: Aim, job: Job) -> SpaceSpec:
-    """Return the space as asked for; for goodput with degrees to fall back to, where nobody named any."""
+def _space_of(aim: Aim, job: Job) -> Space:
+    """Return the space as asked for; for goodput with degrees to fall back to beside it, where nobody named any."""
     from tuner.search.axes import fallback_degrees
+    from tuner.search.space import build_space
 
-    if aim.failures is None or "fallback_tp" in aim.spec.axes or "fallback_tp" in aim.spec.fix:
-        return aim.spec
-    spec: SpaceSpec = aim.spec.model_copy(update={"axes": {**aim.spec.axes, "fallback_tp": list(fallback_degrees(job))}})
-    return spec
+    named = aim.failures is None or "fallback_tp" in aim.spec.axes or "fallback_tp" in aim.spec.fix
+    return build_space(job, aim.spec, "space", beside=None if named else {"fallback_tp": fallback_degrees(job)})
 
 
 def read_space_spec(request: Request) -> SpaceSpec:
@@ -199,11 +198,10 @@ def _search_one(
     request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None, started: Callable[[], None] | None
 ) -> SearchAnswer:
     from tuner.profiling import measured
-    from tuner.search.space import build_space
 
     _current(request, job)  # a plan that no mesh has is refused before the sweep
     try:
-        space = build_space(job, _with_fallback(aim, job), "space")
+        space = _space_of(aim, job)
     except SpecError as error:
         raise SpecError([_attributed(problem, request, aim.spec) for problem in error.problems]) from None
     found = _sweep(aim, job, space, calibration, progress)
@@ -341,7 +339,5 @@ def _search_counts(
     shown = chosen or fastest or results[-1]
     found = shown.sweep
     if aim.objective != "throughput":  # the run of a count is that of its fastest plan; the ranking follows the objective
-        from tuner.search.space import build_space
-
-        found = _sweep(aim, shown.job, build_space(shown.job, _with_fallback(aim, shown.job), "space"), calibration, progress)
+        found = _sweep(aim, shown.job, _space_of(aim, shown.job), calibration, progress)
     return _answer(request, aim, found, calibration, **more)

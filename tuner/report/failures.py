@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.report.chart import bars
 from tuner.report.estimate import broken_lines
-from tuner.report.table import Column, Page, Table, hidden_note, wrapped
+from tuner.report.table import Column, Page, Table, hidden_note, noted, wrapped
 from tuner.report.words import gigabytes, header, labelled, lasting, mesh, percent, plan_words, probability, seconds
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ def question_lines(record: dict[str, Any], page: Page) -> list[str]:
     lines = labelled("plan", plan_words(record["plan"]), page)
     lines += labelled("", mesh(record["plan"], record["job"]), page)
     sizes = f"{units['units']:,} {groups_name(record)} of {units['gpus']} GPUs fall together, {units['per_replica']} a replica"
+    replicas = "1 replica" if units["replicas"] == 1 else f"{units['replicas']:,} replicas"
     packed = "restarts pack those that are hit into the fewest replicas" if units["packed"] else "those that are hit stay where they are"
-    lines += labelled("groups", f"{sizes}: {units['replicas']:,} replicas of {units['samples']:,} samples a step; {packed}", page)
+    lines += labelled("groups", f"{sizes}: {replicas} of {units['samples']:,} samples a step; {packed}", page)
     down = f"{percent(failures['failed_fraction'], 3)} % of the GPUs are down ({failures['failed_gpus']:.1f})"
     down += f", {percent(units['hit'])} % of the groups hit"
     scale = f" x {data['rate_scale']:g}" if data["rate_scale"] != 1 else ""
@@ -99,7 +100,7 @@ def policy_table(record: dict[str, Any], page: Page) -> list[str]:
     lines = [*table.lines(page), *hidden_note(table, page)]
     said = (
         "samples: those of a step, over those of all GPUs (spares too); lasting: share of time whose work survives restarts; goodput: "
-        "their product (a search for goodput ranks by samples: what restarts take is left out there)."
+        "their product, by which a search for goodput ranks too."
     )
     batch = "the minibatch is fixed: spares make up what is lost" if record["fixed_batch"] else "the minibatch shrinks by what is lost"
     if any(row["policy"].startswith("ntp") for row in rows):
@@ -187,7 +188,7 @@ def domain_table(record: dict[str, Any], page: Page) -> list[str]:
     rows, gpus = record["by_domain"], record["job"]["gpus"]
     columns = [
         Column("domain", [str(row["domain"]) for row in rows]),
-        Column("hit %", [percent(row["hit"], 2) for row in rows]),
+        Column("hit %", [percent(row["hit"], 2) for row in rows], rank=1),
         Column("replicas", [f"{row['replicas']:,} of {row['per_replica']}" if "replicas" in row else "" for row in rows], rank=5),
         *loss_columns(rows, record),
     ]
@@ -254,8 +255,7 @@ def source_lines(record: dict[str, Any], page: Page) -> list[str]:
     lines = [page.bold(f"failure data {data['name']}")]
     for name, value, source in rows:
         head = f"{name.replace('_', ' '):<{names}}  {value:<{values}}  "
-        first, *rest = wrapped(source, Page(width=max(page.width - len(head), 20)))
-        lines += [head + page.dim(first), *(" " * len(head) + page.dim(line) for line in rest)]
+        lines += noted(head, source, page, page.dim)
     return lines
 
 
