@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tuner
+from tuner import presets
 from tuner.errors import SpecError
 from tuner.failing import degrees_of, units_of
 from tuner.goodput import FailuresAnswer
@@ -50,10 +51,19 @@ def asked(**changes: Any) -> FailuresAnswer:
         ({"blast": 3}, "blast = 3: GPUs of an event must divide a group of 8 or be a multiple of it"),
         ({"blast": "1:0.5,4:0.4"}, "shares of blast must add up to 1, not 0.9"),
         ({"blast": 1024}, "blast = 1024: must be at most the job's 512 GPUs"),
-        ({"domains": "48"}, "domains = 48: must divide the job's 512 GPUs .nearest: 32 or 64"),
-        ({"domains": 1000}, "domains = 1000: must divide the job's 512 GPUs .nearest: 512"),
+        ({"domains": 1000}, "domains = 1000: must be at most the job's 512 GPUs"),
+        ({"failed_fraction": 1e-18}, "failed_fraction = 1e-18: must be at least 1e-09"),
+        ({"failed_fraction": 0.001, "mtbf": "1000 h"}, "mtbf = '1000 h': means nothing beside --failed-fraction"),
+        ({"failed_fraction": 0.001, "rate_scale": 3}, "rate_scale = 3: means nothing beside --failed-fraction"),
+        ({"days": 5}, "days = 5: means nothing without a simulation .add --simulate"),
+        ({"traces": 5}, "traces = 5: means nothing without a simulation"),
+        ({"seed": 5}, "seed = 5: means nothing without a simulation"),
+        ({"days": "abc", "simulate": True}, "days = 'abc': must be days from 0.01 to 36500, like 60 or .60 d"),
+        ({"days": "0 d", "simulate": True}, "days = '0 d': must be days from 0.01 to 36500, like 60 or .60 d"),
+        ({"days": "1e9", "simulate": True}, "days = '1e9': must be days from 0.01 to 36500, like 60 or .60 d"),
+        ({"days": 36500, "traces": 10_000, "simulate": True}, "simulate: would take 8.[89]e.07 failures, at most 20,000,000"),
         ({"spares": -1}, "spares = -1: must be a whole number from 0"),
-        ({"traces": 1}, "traces = 1: must be a whole number from 2"),
+        ({"traces": 1, "simulate": True}, "traces = 1: must be a whole number from 2"),
         ({"in_place": True, "plan": PLAN + ",zero=1"}, "in_place: needs zero 0: at zero 1"),
         ({"plan": "tp=3,pp=4"}, "must divide the 512 GPUs"),
     ],
@@ -101,3 +111,43 @@ def test_what_a_question_states_replaces_the_presets_figures_and_says_so() -> No
 def test_the_plans_own_fallback_is_taken() -> None:
     answer = asked(plan=PLAN + ",fallback_tp=6")
     assert [each.degree for each in answer.fallbacks] == [6]
+
+
+def test_a_plan_that_drops_its_replicas_has_nothing_to_fall_back_to() -> None:
+    answer = asked(plan=PLAN + ",fallback_tp=8")
+    assert answer.fallbacks == ()
+    assert [each.goodput.policy.name for each in answer.outcomes] == ["wait", "spares", "drop"]
+    assert "the plan's fallback_tp is 0 or its tp, 8" in answer.notes[0]
+    assert all("ntp" not in row.get("samples", {}) for row in answer.by_domain)
+
+
+def test_domains_that_do_not_divide_the_job_leave_gpus_out() -> None:
+    """Replicas of 32 GPUs are nearest to 5 groups of 7; 14 such replicas take 490 of 512 GPUs."""
+    rows = asked(domains="7,72").by_domain
+    assert [(row["domain"], row.get("gpus"), row["why_not"]) for row in rows] == [
+        (72, None, "more GPUs than the 64 heads of a layer"),
+        (7, 490, ""),
+    ]
+
+
+def test_the_days_of_a_simulation_are_those_of_its_peaks_too() -> None:
+    answer = asked(simulate=True, days=3, traces=2)
+    assert answer.peaks is not None
+    assert answer.peaks.days == 3
+
+
+def test_a_search_for_goodput_refuses_the_rates_that_failures_refuses() -> None:
+    data = presets.failure("llama3-herd").replace(mtbf={"value": 3600.0, "source": "ours"})
+    with pytest.raises(SpecError) as searched:
+        tuner.search(**LLAMA, objective="goodput", failure_data=data, fix="tp=8,pp=4,dp=16")
+    with pytest.raises(SpecError) as asked_for:
+        asked(failure_data=data)
+    rules = [error.value.problems[0].rule for error in (searched, asked_for)]
+    assert rules[0] == rules[1]
+    assert "no job is planned with more than 90 %" in rules[0]
+
+
+def test_what_is_wrong_of_itself_is_not_told_twice() -> None:
+    with pytest.raises(SpecError) as caught:
+        asked(days="abc", traces=1)
+    assert [problem.where for problem in caught.value.problems] == ["days", "traces"]

@@ -33,9 +33,12 @@ def test_rates_of_a_file(tmp_path: Path) -> None:
         ({"mtbf": {"value": "1000 h"}}, "mtbf.source.*is missing"),
         ({"hardware_share": {"value": 1.5, "source": "x"}}, "hardware_share.value.*less than or equal to 1"),
         ({"power_cap": {"value": 0.5, "source": "x"}}, "power_cap.value.*greater than or equal to 1"),
-        ({"blast": []}, "blast.*at least 1 item"),
+        ({"blast": []}, "blast must name at least one number of GPUs"),
         ({"blast": [{"gpus": 1, "share": {"value": 0.5, "source": "x"}}]}, r"shares of blast must add up to 1, not 0\.5"),
         ({"blast": [{"gpus": 4, "share": {"value": 0.5, "source": "x"}}] * 2}, "names a number of GPUs twice"),
+        ({"hardware_share": {"value": True, "source": "x"}}, "hardware_share.value = True: must be a number, not true"),
+        ({"power_cap": {"value": True, "source": "x"}}, "power_cap.value = True: must be a number, not true"),
+        ({"power_exponent": {"value": 0.001, "source": "x"}}, "power_exponent must be at least 0.1, not 0.001: there a tenth more speed"),
         ({"mtfb": {"value": "1 h", "source": "x"}}, "did you mean mtbf"),
     ],
 )

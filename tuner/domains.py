@@ -54,17 +54,17 @@ def by_domain(job: Job, plan: Plan, calibration: Calibration, fleet: Fleet, ques
     """
     rows = []
     at = units_of(job, plan)
-    share = min(question.fallback) / at.degree if question.fallback else 0.875
+    share = min(question.fallback) / at.degree if question.fallback else 0.875 if question.fallback is None else 1.0
     replica = at.per_replica * at.size
     for size in question.domains or DOMAINS:
         row: dict[str, Any] = {"domain": size, "hit": float(at_least(1, size, fleet.fractions()))}
         small = _recut(plan, at.axis, size, replica)
         gpus = 0 if small is None else job.gpus // _replica_gpus(small, at.axis) * _replica_gpus(small, at.axis)
+        heads = job.model.heads if at.axis == "tp" else size
         uneven = [blast for blast in fleet.blasts if size % blast and blast % size]
-        if small is None or not gpus or uneven:
-            rows.append(
-                row | {"why_not": "no whole replica of such groups" if not uneven else f"events of {uneven[0]} GPUs do not line up"}
-            )
+        if small is None or not gpus or uneven or size > heads:
+            why = f"events of {uneven[0]} GPUs do not line up" if uneven else "no whole replica of such groups"
+            rows.append(row | {"why_not": f"more GPUs than the {heads} heads of a layer" if size > heads else why})
             continue
         replicas = gpus // _replica_gpus(small, at.axis)
         batch = replicas * max(round(job.global_batch / replicas), 1)
@@ -73,7 +73,9 @@ def by_domain(job: Job, plan: Plan, calibration: Calibration, fleet: Fleet, ques
         other = job.model_copy(update={"global_batch": batch, "cluster": job.cluster.model_copy(update={"gpus": gpus, "domains": domains})})
         units = units_of(other, small)
         floor = max(int(np.ceil(share * units.degree)), 1)
-        degrees = range(units.degree - 1, min(floor, units.degree - 1) - 1, -1) if units.degree > 1 else range(0)
+        degrees = (
+            range(units.degree - 1, min(floor, units.degree - 1) - 1, -1) if units.degree > 1 and question.fallback != () else range(0)
+        )
         spread = degrees[:: -(-len(degrees) // MOST_DEGREES)] if degrees else degrees
         chosen = degrees_of(at, question) if size == at.size else tuple(sorted({*spread, *degrees[-1:]}, reverse=True))
         found = fallbacks(other, small, calibration, units, chosen, question)

@@ -8,12 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tuner import presets
+from tuner.cost_model.failures import at_least, down_share
 from tuner.errors import SpecError, one_problem
 from tuner.failure import FailureData
+from tuner.plan_text import split_knobs
 from tuner.values import Problems, quantity, truth, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tuner.job import Job
     from tuner.plan import Plan
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA = "llama3-herd"
 DOMAINS = (8, 16, 32, 64, 72)
+LEAST_DOWN = 1e-9  # share of GPUs: one of 32,768 for a second a year and a half
+PEAK_DAYS = 15.0  # of the traces whose peaks are reported, as in arXiv 2504.06095, figure 4
 MOST_HIT = 0.9  # of the groups: with more, no number of spares is any use
 _FIGURES: dict[str, str] = {  # argument: field of FailureData
     "mtbf": "mtbf",
@@ -38,7 +42,8 @@ _FIGURES: dict[str, str] = {  # argument: field of FailureData
 class Question:
     """data: with what the question states in place of the preset's; rate_scale: events are so many times as frequent; failed_fraction:
     share of GPUs that are down, in place of what the rates give; fallback: degrees that replicas may fall back to, None: those near the
-    healthy one; spares: units that stand by, None: as many as each policy needs; interval_h: hours between checkpoints, None: the best.
+    healthy one, (): none; spares: units that stand by, None: as many as each policy needs; interval_h: hours between checkpoints, None: the
+    best; peak_days: of the traces whose peaks are reported.
     """
 
     data: FailureData
@@ -54,6 +59,7 @@ class Question:
     domains: tuple[int, ...] | None
     simulate: bool
     days: float
+    peak_days: float
     traces: int
     seed: int
 
@@ -95,6 +101,17 @@ def _factor(value: Any, name: str, low: float, high: float, hint: str = "") -> f
 def _seconds(value: Any, name: str) -> float:
     """Return seconds, 0 too."""
     return 0.0 if str(value).strip() in ("0", "0.0", "0 s", "0s") else quantity(value, name, "seconds")
+
+
+def refuse_where_hardly_a_group_is_whole(
+    name: str, fractions: Mapping[int, float], unit: int, events_per_hour: float, repair_h: float
+) -> None:
+    """Raise SpecError, at `name`, where more than MOST_HIT of the groups of `unit` GPUs have one down. fractions: {B: share down}."""
+    hit, down = float(at_least(1, unit, fractions)), down_share(fractions)
+    if hit > MOST_HIT:
+        share = f"leaves {100 * down:.1f} % of the GPUs down and {100 * hit:.1f} % of the groups of {unit} hit"
+        rule = f"{share}: no job is planned with more than {100 * MOST_HIT:.0f} %"
+        raise one_problem(name, "", None, rule, f"a GPU fails every {1 / events_per_hour:,.4g} h and is repaired in {repair_h:.4g} h")
 
 
 def counts(value: Any, name: str) -> tuple[int, ...]:
@@ -161,24 +178,35 @@ def read_question(request: Request) -> Question:
 
     nothing = "at 0 no GPU is ever down and every policy keeps all samples; at 1 nothing runs"
     found = {
-        "rate_scale": read("rate_scale", lambda v: _factor(v, "rate_scale", 1e-6, 1e6, "3: three times as many failures; 0: none"), 1.0),
-        "failed_fraction": read("failed_fraction", lambda v: open_share(v, "failed_fraction", nothing), None),
+        "rate_scale": read(
+            "rate_scale",
+            lambda v: _factor(v, "rate_scale", 1e-6, 1e6, "3: three times as many failures; to see a job without any: tuner estimate"),
+            1.0,
+        ),
+        "failed_fraction": read("failed_fraction", lambda v: _down(v, nothing), None),
         "quantile": read("quantile", lambda v: open_share(v, "quantile", "0.99: spares suffice for 99 % of the time"), 0.99),
         "spares": read("spares", lambda v: whole(v, "spares", at_least=0, most=1_000_000), None),
         "interval_h": read("checkpoint_every", lambda v: quantity(v, "checkpoint_every", "seconds") / 3600.0, None),
         "domains": read("domains", lambda v: counts(v, "domains"), None),
-        "days": read(
-            "days", lambda v: quantity(v, "days", "seconds") / 86400.0 if not _plain(v) else _factor(v, "days", 0.01, 36500), 60.0
-        ),
+        "days": read("days", _days, 60.0),
         "traces": read("traces", lambda v: whole(v, "traces", at_least=2, most=10_000), 48),
         "seed": read("seed", lambda v: whole(v, "seed", at_least=0, most=2**31), 0),
     }
+    found["peak_days"] = PEAK_DAYS if request.days is None else found["days"]
     flags = {name: read(name, partial(truth, name=name), False) for name in ("fixed_batch", "no_packing", "in_place", "simulate")}
     fallback = None
     for name in ("fallback_tp", "fallback_ep"):
         fallback = read(name, partial(counts, name=name), fallback)
     if request.fallback_tp is not None and request.fallback_ep is not None:
-        problems.add("fallback_ep", request.fallback_ep, "contradicts fallback_tp: one kind of group falls back")
+        problems.add("fallback_ep", request.fallback_ep, "contradicts --fallback-tp: one kind of group falls back")
+    if request.failed_fraction is not None:
+        for name in ("mtbf", "rate_scale"):
+            if getattr(request, name) is not None:
+                rule = "means nothing beside --failed-fraction, which says what is down whatever the rates are"
+                problems.add(name, getattr(request, name), rule, "state one of them")
+    for name in ("days", "traces", "seed"):
+        if getattr(request, name) is not None and not flags["simulate"] and name not in {each.where for each in problems.found}:
+            problems.add(name, getattr(request, name), "means nothing without a simulation", "add --simulate")
     problems.raise_any()
     assert data is not None  # noqa: S101 (raise_any has raised otherwise)
     return Question(data=data, fallback=fallback, packed=not flags.pop("no_packing"), **found, **flags)
@@ -191,11 +219,41 @@ def with_fallback(question: Question, plan: Plan, request: Request) -> tuple[Que
             return question, axis
     if 0 < plan.fallback_tp < plan.tp:
         return dataclasses.replace(question, fallback=(int(plan.fallback_tp),)), "tp"
+    if _drops(request.plan, plan):
+        return dataclasses.replace(question, fallback=()), None
     return question, None
 
 
-def _plain(value: Any) -> bool:
-    return str(value).strip().replace(".", "", 1).isdigit()
+def _drops(given: Any, plan: Plan) -> bool:
+    """Whether a plan, as it was given, says that a replica is dropped: fallback_tp is 0 or tp."""
+    stated = split_knobs(given, "plan") if isinstance(given, str) and "=" in given else given
+    return isinstance(stated, dict) and str(stated.get("fallback_tp")) in ("0", str(plan.tp))
+
+
+def _days(value: Any) -> float:
+    """Return days from 60, "60" or "60 d"."""
+    rule = 'must be days from 0.01 to 36500, like 60 or "60 d"'
+    try:
+        days = float(str(value))
+    except ValueError:
+        try:
+            days = quantity(value, "days", "seconds") / 86400.0
+        except SpecError:
+            days = -1.0
+    if isinstance(value, bool) or not 0.01 <= days <= 36500.0:
+        raise one_problem("days", "", value, rule)
+    return days
+
+
+def _down(value: Any, why: str) -> float:
+    """Return the share of GPUs that are down."""
+    share = open_share(value, "failed_fraction", why)
+    if share < LEAST_DOWN:
+        rule = f"must be at least {LEAST_DOWN:g}"
+        raise one_problem(
+            "failed_fraction", "", value, rule, "with less hardly a GPU of any job is ever down; tuner estimate counts no failures"
+        )
+    return share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +309,7 @@ def check_units(job: Job, plan: Plan, units: Units, question: Question, stated: 
     if stated is not None and stated != units.axis:
         whose = "has experts in groups of their own, which fall back" if units.axis == "ep" else "has no expert-parallel groups"
         problems.add(name, None, f"{job.model.name} {whose}", f"--fallback-{units.axis}")
-    elif question.fallback is not None:
+    elif question.fallback:
         for degree in question.fallback:
             if degree >= units.degree:
                 problems.add(name, degree, f"must be below the healthy degree, {units.axis} = {units.degree}", f"like {units.degree - 1}")
@@ -278,15 +336,9 @@ def check_units(job: Job, plan: Plan, units: Units, question: Question, stated: 
             f"groups of {units.size} GPUs must divide the NVLink domain of {domain}, or span whole ones",
         )
     for size in question.domains or ():
-        if job.gpus % size:
-            problems.add("domains", size, f"must divide the job's {job.gpus} GPUs", _near_divisor(job.gpus, size))
+        if size > job.gpus:
+            problems.add("domains", size, f"must be at most the job's {job.gpus} GPUs")
     if question.in_place and plan.zero > 0:
         rule = f"needs zero 0: at zero {plan.zero} a dead rank's optimizer state is on no peer"
         problems.add("in_place", None, rule, "zero=0 in --plan, or restart from checkpoints")
     problems.raise_any()
-
-
-def _near_divisor(gpus: int, size: int) -> str:
-    below = next(n for n in range(min(size, gpus), 0, -1) if gpus % n == 0)
-    above = next((n for n in range(size, gpus + 1) if gpus % n == 0), None)
-    return f"nearest: {below}" + (f" or {above}" if above else "")

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from tuner.cluster import Sourced
 from tuner.spec import Name, Spec
 from tuner.units import Count, Seconds
 
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Lasting = Annotated[Seconds, Field(gt=0)]
+LEAST_EXPONENT = 0.1
+
+
+def _number(value: object) -> object:
+    """Return what is no truth value."""
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+Number = BeforeValidator(_number)
+Share = Annotated[float, Number, Field(ge=0, le=1, allow_inf_nan=False)]
+Lasting = Annotated[Seconds, Number, Field(gt=0)]
+Pause = Annotated[Seconds, Number]
 
 
 class Blast(Spec):
@@ -36,17 +48,24 @@ class FailureData(Spec):
     mtbf: Sourced[Lasting]
     hardware_share: Sourced[Share]
     repair: Sourced[Lasting]
-    software_repair: Sourced[Seconds]
-    detection: Sourced[Seconds]
-    restart: Sourced[Seconds]
-    in_place_restart: Sourced[Seconds]
+    software_repair: Sourced[Pause]
+    detection: Sourced[Pause]
+    restart: Sourced[Pause]
+    in_place_restart: Sourced[Pause]
     checkpoint_write: Sourced[Lasting]
-    blast: tuple[Blast, ...] = Field(min_length=1)
-    power_exponent: Sourced[Annotated[float, Field(gt=0, le=1)]]
-    power_cap: Sourced[Annotated[float, Field(ge=1, le=3)]]
+    blast: tuple[Blast, ...]
+    power_exponent: Sourced[Annotated[float, Number, Field(gt=0, le=1)]]
+    power_cap: Sourced[Annotated[float, Number, Field(ge=1, le=3)]]
 
     @model_validator(mode="after")
     def _all_events_take_something(self) -> Self:
+        if not self.blast:
+            raise ValueError("blast must name at least one number of GPUs that an event takes, like 1 with share 1")
+        if self.power_exponent.value < LEAST_EXPONENT:
+            raise ValueError(
+                f"power_exponent must be at least {LEAST_EXPONENT:g}, not {self.power_exponent.value:g}: "
+                "there a tenth more speed already takes 2.6 times the power"
+            )
         shares = sum(each.share.value for each in self.blast)
         if abs(shares - 1.0) > 1e-6:
             raise ValueError(f"the shares of blast must add up to 1, not {shares:g}")

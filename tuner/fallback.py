@@ -16,7 +16,7 @@ from tuner.cost_model.failures import Reduced, chosen, fewest, levels_of, lost_d
 from tuner.cost_model.policies import Fleet, Policy
 from tuner.cost_model.rules import broken
 from tuner.errors import one_problem
-from tuner.failing import MOST_HIT
+from tuner.failing import refuse_where_hardly_a_group_is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,15 +168,8 @@ def fleet_of(units: Units, question: Question, step_s: float) -> Fleet:
         raise one_problem("software_repair", "", None, "is 0 and so are all repairs: no GPU is ever down", "a time above 0")
     if question.failed_fraction is not None:
         fleet = fleet.at_fraction(question.failed_fraction)
-    hit = fleet.probabilities(1)[0]
-    if hit > MOST_HIT:
-        down = 100 * sum(fleet.fractions().values())
-        share = f"leaves {down:.1f} % of the GPUs down and {100 * hit:.1f} % of the groups of {units.size} hit"
-        rule = f"{share}: no job is planned with more than 90 %"
-        name = "failed_fraction" if question.failed_fraction is not None else "mtbf"
-        raise one_problem(
-            name, "", None, rule, f"a GPU fails every {1 / fleet.events_per_hour:,.4g} h and is repaired in {fleet.repair_h:.4g} h"
-        )
+    name = "failed_fraction" if question.failed_fraction is not None else "mtbf"
+    refuse_where_hardly_a_group_is_whole(name, fleet.fractions(), fleet.unit, fleet.events_per_hour, fleet.repair_h)
     return fleet
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tuner.answers import Run, basis_of, broken_by, calibration_record, job_record, plain, run_of
 from tuner.cost_model.estimate import estimate, tokens_per_s_per_gpu
 from tuner.cost_model.explain import does_not_fit
-from tuner.cost_model.goodput import down_of
+from tuner.cost_model.failures import down_share
+from tuner.cost_model.goodput import down_of, lasting_of
 from tuner.cost_model.rules import broken
 from tuner.plan_text import plan_record
 from tuner.search.lost_gpu import lost_gpus
@@ -51,7 +52,8 @@ class RankedPlan:
         record = {"rank": self.row.rank, "plan": plan_record(self.row.plan, gpus)}
         record |= {name: getattr(self.row, name) for name in figures}
         record |= {name: getattr(self, name) for name in speeds}
-        record |= {"goodput": self.row.goodput} if self.row.goodput is not None else {}
+        if self.row.goodput is not None:
+            record |= {"goodput": self.row.goodput, "good_tokens_per_s_per_gpu": self.row.goodput * self.row.tokens_per_s_per_gpu}
         record |= {"basis": self.basis, "tied": self.row.tied, "like": self.like, "one_gpu_lost": dataclasses.asdict(self.lost)}
         return record | {"run": dataclasses.asdict(self.run) if self.run else None}
 
@@ -123,7 +125,7 @@ class SearchAnswer:
             "counts": self.counts,
             "deadline_s": self.deadline_s,
             "why_nothing": self.why_nothing,
-            "failures": None if self.failures is None else failures_record(self.failures),
+            "failures": None if self.failures is None else failures_record(self.failures, self.job.gpus),
         }
         if self.measured is not None:
             record["measured"] = self.measured.record()
@@ -133,10 +135,11 @@ class SearchAnswer:
         return dict(plain(record))
 
 
-def failures_record(data: FailureData) -> dict[str, Any]:
-    """Return which failures were counted."""
-    down = sum(down_of(data).values())
-    return {"name": data.name, "mtbf_s": data.mtbf.value, "repair_s": 3600.0 * data.mean_repair_hours, "failed_fraction": down}
+def failures_record(data: FailureData, gpus: int) -> dict[str, Any]:
+    """Return which failures were counted, and the share of time whose work lasts."""
+    down = down_share(down_of(data))
+    rates = {"name": data.name, "mtbf_s": data.mtbf.value, "repair_s": 3600.0 * data.mean_repair_hours}
+    return rates | {"failed_fraction": down, "lasting": lasting_of(data, gpus)}
 
 
 def ranked(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.answers import answer_estimate, plain
-from tuner.cost_model.failures import available_interval, best_interval, daly_interval, young_interval
+from tuner.cost_model.failures import available_interval, best_interval, daly_interval, down_share, young_interval
 from tuner.cost_model.policies import goodput
 from tuner.domains import by_domain, by_fraction
+from tuner.errors import one_problem
 from tuner.failing import check_units, degrees_of, units_of
 from tuner.fallback import fallbacks, fleet_of, policies_of
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[..., None]
 
-TRACE_DAYS = 15.0  # of the traces whose peaks are reported, as in arXiv 2504.06095, figure 4
+MOST_EVENTS = 20_000_000  # that are simulated: some minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """Of simulated traces of TRACE_DAYS: units with a GPU down that are exceeded for 1 - quantile of the time, the mean and the highest
+    """Of simulated traces of `days`: units with a GPU down that are exceeded for 1 - quantile of the time, the mean and the highest
     peak of a trace, spare units that each policy needs never to wait (the mean and the highest of the traces), and the share of time in
     which more than a thousandth of the GPUs is down, from a steady and from a healthy start.
     """
@@ -103,7 +104,7 @@ class FailuresAnswer:
         """Return the answer as JSON's types."""
         whole, fleet, units = self.estimate.record(), self.fleet, self.units
         names = ("job", "calibration", "plan", "assumed", "legal", "fits", "broken", "step_s", "basis", "memory_bytes", "p_oom")
-        down = sum(fleet.fractions().values())
+        down = down_share(fleet.fractions())
         rate = fleet.gpus * fleet.events_per_hour
         intervals = {
             "young": young_interval(rate, fleet.write_h),
@@ -154,12 +155,12 @@ def _peaks(fleet: Fleet, policies: Sequence[Policy], question: Question, progres
     needs: dict[str, list[int]] = {policy.name: [] for policy in policies if policy.losses}
     for index, child in enumerate(np.random.SeedSequence(question.seed).spawn(question.traces)):
         rng = np.random.default_rng(child)
-        trace = failure_trace(fleet, TRACE_DAYS * 24.0, rng, levels=levels)
+        trace = failure_trace(fleet, question.peak_days * 24.0, rng, levels=levels)
         first = np.array([hit[0] for hit in trace.hit])
         hits.append(int(first.max()))
         quantiles.append(time_quantile(first.astype(float), trace.durations(), question.quantile))
         steady.append(trace.share_above(0.001 * fleet.gpus))
-        healthy = failure_trace(fleet, TRACE_DAYS * 24.0, rng, levels=1, start="healthy", fixed_repair=True)
+        healthy = failure_trace(fleet, question.peak_days * 24.0, rng, levels=1, start="healthy", fixed_repair=True)
         fresh.append(healthy.share_above(0.001 * fleet.gpus))
         packed = -(-np.array(trace.hit) // fleet.per_replica)
         for policy in policies:
@@ -171,7 +172,7 @@ def _peaks(fleet: Fleet, policies: Sequence[Policy], question: Question, progres
         if progress is not None:
             progress("traces", index + 1, question.traces)
     return Peaks(
-        days=TRACE_DAYS,
+        days=question.peak_days,
         traces=question.traces,
         quantile_units=float(np.mean(quantiles)),
         peak_units=float(np.mean(hits)),
@@ -204,6 +205,7 @@ def answer_failures(
     told = [goodput(fleet, policy) for policy, _ in policies]
     seen: Sequence[Simulated | None] = [None] * len(told)
     if question.simulate:
+        _check_events(fleet, question)
         walks = [Walk(policy=each.policy, interval_h=each.interval_h, waits=each.waits_h > 0.0 or each.policy.stands_in) for each in told]
         seen = simulate(fleet, walks, days=question.days, runs=question.traces, seed=question.seed, progress=progress)
     outcomes = [Outcome(goodput=of, spares_needed=needed, simulated=sim) for of, (_, needed), sim in zip(told, policies, seen, strict=True)]
@@ -217,11 +219,19 @@ def answer_failures(
         by_fraction=tuple(by_fraction(fleet, found, question)),
         by_domain=tuple(by_domain(job, plan, calibration, fleet, question)),
         peaks=_peaks(fleet, [policy for policy, _ in policies], question, progress) if question.simulate else None,
-        notes=tuple(_notes(job, units, fleet, found, question)),
+        notes=tuple(_notes(job, plan, units, fleet, found, question)),
     )
 
 
-def _notes(job: Job, units: Units, fleet: Fleet, found: Sequence[Fallback], question: Question) -> list[str]:
+def _check_events(fleet: Fleet, question: Question) -> None:
+    """Raise SpecError where a simulation would take more than some minutes."""
+    events = fleet.gpus * fleet.events_per_hour * 24.0 * max(question.days, question.peak_days) * question.traces
+    if events > MOST_EVENTS:
+        rule = f"would take {events:.2g} failures, at most {MOST_EVENTS:,} are simulated (some minutes)"
+        raise one_problem("simulate", "", None, rule, "fewer --traces or --days")
+
+
+def _notes(job: Job, plan: Plan, units: Units, fleet: Fleet, found: Sequence[Fallback], question: Question) -> list[str]:
     """Return what a reader must know of how the figures came about."""
     said = []
     if units.axis == "ep":
@@ -229,6 +239,8 @@ def _notes(job: Job, units: Units, fleet: Fleet, found: Sequence[Fallback], ques
             f"expert-parallel groups fall together: each ties together {units.spanned} data-parallel replicas, which are dropped with it"
         )
         said.append("a GPU that is down takes its data-parallel replica along; the experts of its rank move to the others of the group")
+    elif not found and question.fallback == ():
+        said.append(f"nothing to fall back to: the plan's fallback_tp is 0 or its tp, {plan.tp}; a failed GPU drops its replica")
     elif not found:
         why = f"{job.model.name} has experts and ep is 1" if job.model.moe else "tp is 1"
         said.append(f"nothing to fall back to: {why}; a failed GPU drops its replica")

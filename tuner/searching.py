@@ -130,14 +130,13 @@ def read_failures(given: Any) -> FailureData:
     return given if isinstance(given, FailureData) else presets.failure(str(given or DEFAULT_FAILURES))
 
 
-def _with_fallback(aim: Aim, job: Job) -> SpaceSpec:
-    """Return the space as asked for; for goodput with degrees to fall back to, where nobody named any."""
+def _space_of(aim: Aim, job: Job) -> Space:
+    """Return the space as asked for; for goodput with degrees to fall back to beside it, where nobody named any."""
     from tuner.search.axes import fallback_degrees
+    from tuner.search.space import build_space
 
-    if aim.failures is None or "fallback_tp" in aim.spec.axes or "fallback_tp" in aim.spec.fix:
-        return aim.spec
-    spec: SpaceSpec = aim.spec.model_copy(update={"axes": {**aim.spec.axes, "fallback_tp": list(fallback_degrees(job))}})
-    return spec
+    named = aim.failures is None or "fallback_tp" in aim.spec.axes or "fallback_tp" in aim.spec.fix
+    return build_space(job, aim.spec, "space", beside=None if named else {"fallback_tp": fallback_degrees(job)})
 
 
 def read_space_spec(request: Request) -> SpaceSpec:
@@ -228,11 +227,10 @@ def _search_one(
     request: Request, aim: Aim, job: Job, calibration: Calibration, progress: Progress | None, started: Callable[[], None] | None
 ) -> SearchAnswer:
     from tuner.profiling import measured
-    from tuner.search.space import build_space
 
     _current(request, job)  # a plan that no mesh has is refused before the sweep
     try:
-        space = build_space(job, _with_fallback(aim, job), "space")
+        space = _space_of(aim, job)
     except SpecError as error:
         raise SpecError([_attributed(problem, request, aim.spec) for problem in error.problems]) from None
     found = _sweep(aim, job, space, calibration, progress)
@@ -288,6 +286,8 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
     from tuner.found import answer_search
     from tuner.search.exhaustive import judge
 
+    if aim.failures is not None and found.best:
+        _check_rates(aim.failures, found.plan(found.best[0]))
     return answer_search(
         found,
         calibration,
@@ -301,6 +301,14 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
         strategy=aim.strategy,
         **more,
     )
+
+
+def _check_rates(data: FailureData, plan: Plan) -> None:
+    """Raise SpecError where hardly a group of the best plan would be whole: what `tuner failures` refuses, by the same rule."""
+    from tuner.cost_model.goodput import down_of, unit_gpus
+    from tuner.failing import refuse_where_hardly_a_group_is_whole
+
+    refuse_where_hardly_a_group_is_whole("failure_data", down_of(data), int(unit_gpus(plan)), data.events_per_hour, data.mean_repair_hours)
 
 
 def _sweep(
@@ -362,7 +370,5 @@ def _search_counts(
     shown = chosen or fastest or results[-1]
     found = shown.sweep
     if aim.objective != "throughput":  # the run of a count is that of its fastest plan; the ranking follows the objective
-        from tuner.search.space import build_space
-
-        found = _sweep(aim, shown.job, build_space(shown.job, _with_fallback(aim, shown.job), "space"), calibration, progress)
+        found = _sweep(aim, shown.job, _space_of(aim, shown.job), calibration, progress)
     return _answer(request, aim, found, calibration, **more)

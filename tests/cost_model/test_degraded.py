@@ -134,6 +134,15 @@ def test_columns_equal_single_plans() -> None:
             assert float(np.broadcast_to(getattr(table, name), len(plans))[i]) == float(getattr(one, name)), name
 
 
+def test_a_job_of_one_replica_has_no_sibling_to_reshard_with() -> None:
+    job = gpt_job()
+    alone = job.model_copy(update={"cluster": job.cluster.model_copy(update={"gpus": PLAN.tp * PLAN.pp * PLAN.cp})})
+    plan = dataclasses.replace(PLAN, fallback_tp=7)
+    cost = of(alone, plan)
+    assert (cost.added_s, cost.resharding_before_s, cost.resharding_after_s, cost.moved_bytes) == (0.0, 0.0, 0.0, 0.0)
+    assert of(job, plan).moved_bytes > 0
+
+
 def test_an_expert_group_that_lost_a_rank() -> None:
     """64 experts on 8 ranks: 8 each; on 7 ranks the fullest has 10, so the products of its experts take about 10/8 of the time."""
     job = moe_job()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tuner.cost_model.failure_simulation import Walk, failure_trace, simulate, time_quantile
+from tuner.cost_model.failures import down_share, spare_units
 from tuner.cost_model.policies import Fleet, Policy, goodput
 
 FLEET = Fleet(
@@ -61,6 +62,30 @@ def test_they_agree_for_events_that_take_more(blasts: dict[int, float]) -> None:
     assert apart(fleet, POLICIES["ntp"]) < 3
     assert apart(fleet, POLICIES["spares"]) < 3
     assert apart(fleet, POLICIES["made up"]) < 3
+
+
+def test_a_trace_of_two_kinds_of_events_has_what_is_down_in_the_long_run_where_most_is() -> None:
+    """Rates at which the shares of both kinds add up to 65 %: what is down is 1 - (1 - f1) (1 - f4)."""
+    fleet = dataclasses.replace(FLEET, blasts={1: 0.8, 4: 0.2})
+    rates = (dataclasses.replace(fleet, events_per_hour=float(rate)) for rate in np.geomspace(1e-4, 1.0, 400))
+    fleet = next(each for each in rates if sum(each.fractions().values()) > 0.65)
+    seen = []
+    for seed in range(8):
+        trace = failure_trace(fleet, 240.0, np.random.default_rng(seed), levels=1)
+        seen.append(float((trace.durations() * np.array(trace.down)).sum() / trace.hours / fleet.gpus))
+    error = np.std(seen, ddof=1) / len(seen) ** 0.5
+    expected = down_share(fleet.fractions())
+    assert abs(np.mean(seen) - expected) < 3 * error
+    assert abs(np.mean(seen) - 0.65) > 5 * error
+
+
+def test_spares_that_suffice_for_all_but_rare_times_agree_over_many_traces() -> None:
+    """A hundredth of the time is a few excursions of a few traces: few traces scatter by more than their own standard error says."""
+    fleet = dataclasses.replace(FLEET, events_per_hour=1 / 40_000)
+    spares = spare_units(fleet.units, fleet.probabilities(1)[0], 0.99)
+    policy = Policy(name="spares", losses=(), overheads=(), spares=spares)
+    seen = simulate(fleet, [Walk(policy=policy, interval_h=1.0)], days=60, runs=600, seed=3)[0]
+    assert abs(seen.samples - goodput(fleet, policy).samples) < 3 * seen.samples_error
 
 
 def test_a_closed_form_without_packing_is_found_out() -> None:

@@ -15,6 +15,7 @@ from tuner.cost_model.failures import (
     available_interval,
     best_interval,
     daly_interval,
+    down_share,
     drop_samples,
     effective_time,
     effective_time_in_place,
@@ -72,13 +73,21 @@ def test_at_least_counts_gpus_of_a_unit() -> None:
     assert at_least(4, 4, {8: 0.1}) == pytest.approx(0.1)
 
 
+def test_shares_of_events_of_several_sizes_do_not_add_up() -> None:
+    """Half taken by single failures, four tenths by trays: 1 - 0.5 x 0.6 = 0.7, and never above 1."""
+    assert down_share({1: 0.5, 4: 0.4}) == pytest.approx(0.7)
+    assert down_share({1: 0.9, 2: 0.8, 4: 0.7}) == pytest.approx(1 - 0.1 * 0.2 * 0.3)
+    assert down_share({1: 0.3}) == 0.3
+    assert at_least(1, 1, {1: 0.5, 4: 0.4}) == pytest.approx(0.7)
+
+
 def test_at_least_with_two_kinds_of_events() -> None:
-    """Units of 4: each GPU alone with 0.1, both halves with 0.05; all 2^6 states."""
+    """Units of 4: each GPU alone with 0.1, both halves with 0.05; all 2^6 states. A GPU that both take is down once."""
     for count in range(1, 5):
         total = 0.0
         for singles in itertools.product((0, 1), repeat=4):
             for halves in itertools.product((0, 1), repeat=2):
-                if sum(singles) + 2 * sum(halves) >= count:
+                if sum(singles[i] or halves[i // 2] for i in range(4)) >= count:
                     total += math.prod(0.1 if x else 0.9 for x in singles) * math.prod(0.05 if x else 0.95 for x in halves)
         assert at_least(count, 4, {1: 0.1, 2: 0.05}) == pytest.approx(total, rel=1e-9)
 

@@ -12,7 +12,7 @@ from tuner import presets
 from tuner.cost_model.calibration import load_calibration
 from tuner.cost_model.degraded import degraded
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.goodput import goodput, unit_gpus, units_of_replica
+from tuner.cost_model.goodput import goodput, lasting_of, unit_gpus, units_of_replica
 from tuner.job import Job
 from tuner.plan import FULL, Plan
 from tuner.search.exhaustive import sweep
@@ -99,3 +99,23 @@ def test_the_sweep_for_goodput_is_exact() -> None:
     every = np.where(legal, np.broadcast_to(goodput(job, table, calibration, {1: 0.002}, [1]).step_s, space.size), np.inf)
     assert [one.step_s for one in found.best] == pytest.approx(sorted(every.tolist())[:3], rel=1e-12)
     assert found.plan(found.best[0]).fallback_tp in (3, 7)
+
+
+def test_work_that_lasts_by_hand() -> None:
+    """100 GPUs of an MTBF of 1,000 h: Lam = 0.1 an hour; u = 0.5 h, w = 0.02 h, d the best: A = Lam d exp(-Lam u) / (exp(Lam (d + w)) - 1).
+
+    Lam d = 1 + W(-exp(-1.002)): to first order sqrt(2 * 0.002) = 0.0632, less a third of its square, 0.0619. Then A =
+    0.0619 * exp(-0.05) / (exp(0.0639) - 1) = 0.0619 * 0.95123 / 0.065986 = 0.8924.
+    """
+    given = {"value": 3.6e6, "source": "ours"}
+    pauses = {
+        name: {"value": seconds, "source": "ours"} for name, seconds in (("detection", 600), ("restart", 1200), ("checkpoint_write", 72))
+    }
+    data = presets.failure("llama3-herd").replace(mtbf=given, **pauses)
+    assert lasting_of(data, 100) == pytest.approx(0.8924, abs=3e-4)
+
+
+def test_what_lasts_is_a_factor_of_every_plan() -> None:
+    job, calibration = small(), load_calibration("none", small())
+    whole, half = (float(goodput(job, TWO, calibration, {1: 0.01}, [], lasting).step_s) for lasting in (1.0, 0.5))
+    assert half == pytest.approx(2 * whole)

@@ -87,6 +87,16 @@ def test_a_space_of_experts_is_thinned_to_what_a_core_sweeps_at_once() -> None:
     assert words(written, "shard_group") == ["0", "64"]
 
 
+def test_axes_beside_a_space_thin_none_of_its_own() -> None:
+    job = llama_job(cluster=presets.cluster("h100x512"), global_batch=512)
+    usual, both = default_space(job), build_space(job, SpaceSpec(), beside={"fallback_tp": (0, 3, 7)})
+    assert both.thinned == usual.thinned
+    for knob in ("recompute", "shard_group", "micro_batch", "tp"):
+        assert words(both, knob) == words(usual, knob)
+    assert words(both, "fallback_tp") == ["0", "3", "7"]
+    assert build_space(job, SpaceSpec(axes={"fallback_tp": [0, 3, 7]}), most_plans=1_000_000).thinned
+
+
 def test_61_layers_pipeline_by_counting_embedding_and_loss() -> None:
     job = moe_job(model=presets.model("deepseek-v3"), cluster=presets.cluster("h100x1024"), global_batch=4096)
     layouts = pipeline_layouts(job)

@@ -136,7 +136,7 @@ def _beside(
     The step of m micro batches is taken as a m + c, with a the steady seconds of one: m2 = floor((T(n1, m) + added - c2) / a2).
     """
     reduced = estimate(job, small, calibration)
-    moves = _resharding(job, plan, small, calibration, whole.slowest, reduced.slowest.traffic, axis)
+    moves = _resharding(job, plan, small, calibration, whole.slowest, reduced.slowest.traffic, axis, spanned)
     microbatches = plan.microbatches(job.gpus, job.global_batch)
     step = reduced.step
     each = step.steady / microbatches * (reduced.step_s / (reduced.step_s - step.jitter - step.measured_runs))
@@ -165,8 +165,10 @@ class _Moves(NamedTuple):
     moved_bytes: Floats
 
 
-def _resharding(job: Job, plan: Plan, small: Plan, calibration: Calibration, stage: Slowest, larger: Traffic, axis: Axis) -> _Moves:
-    """Return the costs of resharding in a healthy group.
+def _resharding(
+    job: Job, plan: Plan, small: Plan, calibration: Calibration, stage: Slowest, larger: Traffic, axis: Axis, spanned: Ints
+) -> _Moves:
+    """Return the costs of resharding in a healthy group: none where no replica is left beside those that the reduced group serves.
 
     An extra rank sends its W g bytes to the n2 others of its group, a message each for every layer's bucket, and takes as many back (with
     ZeRO 1: weights). Before the reduction that runs behind the last micro batch's backward as far as dp_overlap goes, but for the last
@@ -174,7 +176,7 @@ def _resharding(job: Job, plan: Plan, small: Plan, calibration: Calibration, sta
     """
     mesh = groups(job, plan)[axis]
     held = stage.held.dense if axis == "tp" else stage.held.expert
-    falls = (small.tp < plan.tp) | (small.ep < plan.ep)
+    falls = ((small.tp < plan.tp) | (small.ep < plan.ep)) & (plan.dp(job.gpus) > spanned)
     buckets = np.maximum(ceil_div(job.model.layers, plan.pp), 1)
     (g, w), comm = wire_bytes(job), stage.traffic
 

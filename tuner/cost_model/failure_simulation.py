@@ -1,7 +1,8 @@
 """Failing GPUs event by event: what the closed forms are checked against, and the traces that they cannot give.
 
-Each GPU that works is the cause of an event at a constant rate; an event takes its aligned block of B GPUs, those that work, which come
-back together after a repair. A policy walks through the events: an event in a replica that runs interrupts the job, which loses what it
+Each GPU is the cause of events of B GPUs at a constant rate, but for those that an event of B GPUs has taken already: sizes of events
+do not know of each other. An event takes its aligned block of B GPUs, which come back together after a repair, where no event of another
+size keeps them. A policy walks through the events: an event in a replica that runs interrupts the job, which loses what it
 did since the last checkpoint, restarts and packs again.
 """
 
@@ -52,16 +53,21 @@ class _State:
 
     fleet: Fleet
     levels: int
-    down: bytearray  # of each GPU
+    down: bytearray  # of each GPU: events that keep it
     units: list[int]  # GPUs down of each unit
     hit: list[int]
     in_replica: list[list[int]]  # [level][replica]: units with at least level + 1 down
     replicas: list[int]
 
-    def change(self, gpus: list[int], way: int) -> None:
+    def change(self, gpus: range, way: int) -> int:
+        """Take these GPUs, or give them back (way -1); return how many of them that changes."""
         unit, per_replica = self.fleet.unit, self.fleet.per_replica
+        changed = 0
         for gpu in gpus:
-            self.down[gpu] = way > 0
+            self.down[gpu] += way
+            if self.down[gpu] != (1 if way > 0 else 0):
+                continue
+            changed += 1
             index = gpu // unit
             level = self.units[index] if way > 0 else self.units[index] - 1
             self.units[index] += way
@@ -72,6 +78,7 @@ class _State:
                 held[place] += way
                 if held[place] == (1 if way > 0 else 0):
                     self.replicas[level] += way
+        return changed
 
 
 def failure_trace(
@@ -103,17 +110,17 @@ def failure_trace(
         [[0] * -(-units // fleet.per_replica) for _ in range(levels)],
         [0] * levels,
     )
-    repairs: list[tuple[float, int, list[int]]] = []
+    repairs: list[tuple[float, int, int, int]] = []
+    taken: dict[int, set[int]] = {size: set() for size in sizes}  # blocks that events of a size keep
     order = 0
 
     def take(cause: int, blast: int, back: float) -> int:
         nonlocal order
-        first = cause - cause % blast
-        taken = [gpu for gpu in range(first, min(first + blast, gpus)) if not state.down[gpu]]
-        state.change(taken, 1)
+        block = cause // blast
+        taken[blast].add(block)
         order += 1
-        heapq.heappush(repairs, (back, order, taken))
-        return len(taken)
+        heapq.heappush(repairs, (back, order, blast, block))
+        return state.change(range(block * blast, min((block + 1) * blast, gpus)), 1)
 
     if start == "steady":
         weights = shares * lengths / (shares * lengths).sum()  # what is under repair at an instant, is so for longer
@@ -123,8 +130,7 @@ def failure_trace(
             left = lengths[rng.choice(len(weights), size=len(chosen), p=weights)]
             left = left * (rng.random(len(chosen)) if fixed_repair else rng.exponential(size=len(chosen)))
             for block, back in zip(chosen.tolist(), left.tolist(), strict=True):
-                if not state.down[block * blast]:
-                    take(block * blast, blast, back)
+                take(block * blast, blast, back)
 
     count = int(rng.poisson(gpus * fleet.events_per_hour * hours))
     moments = np.sort(rng.random(count) * hours).tolist()
@@ -133,7 +139,7 @@ def failure_trace(
     lasts = lengths[rng.choice(len(shares), size=count, p=shares)]
     lasts = (lasts if fixed_repair else lasts * rng.exponential(size=count)).tolist()
 
-    trace = Trace(hours, [0.0], [tuple(state.hit)], [tuple(state.replicas)], [-1], [sum(state.down)])
+    trace = Trace(hours, [0.0], [tuple(state.hit)], [tuple(state.replicas)], [-1], [sum(1 for kept in state.down if kept)])
     total = trace.down[0]
 
     def note(moment: float, before: int) -> None:
@@ -143,16 +149,17 @@ def failure_trace(
         trace.before.append(before)
         trace.down.append(total)
 
-    for moment, cause, blast, last in zip([*moments, math.inf], [*causes, 0], [*blasts, 1], [*lasts, 0.0], strict=True):
+    for moment, cause, blast, last in zip([*moments, math.inf], [*causes, 0], [*blasts, sizes[0]], [*lasts, 0.0], strict=True):
         while repairs and repairs[0][0] <= min(moment, hours):
-            back, _, taken = heapq.heappop(repairs)
-            state.change(taken, -1)
-            total -= len(taken)
+            back, _, size, block = heapq.heappop(repairs)
+            taken[size].discard(block)
+            total -= state.change(range(block * size, min((block + 1) * size, gpus)), -1)
             note(back, -1)
-        if moment < hours and not state.down[cause]:
+        if moment < hours and cause // blast not in taken[blast]:
             before = state.units[cause // fleet.unit]
-            total += take(cause, blast, moment + last)
-            note(moment, before)
+            if fresh := take(cause, blast, moment + last):
+                total += fresh
+                note(moment, before)
     return trace
 
 

@@ -12,9 +12,9 @@ and their number is still right on average, but packing is counted as if they fe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,27 +58,36 @@ def failed_fraction(per_hour: float, repair_h: float, blast: int = 1) -> float:
 def at_least(count: int, unit: Ints, fractions: Mapping[int, float]) -> Floats:
     """Return p_j: the probability that at least `count` of a unit's GPUs are down.
 
-    fractions: {B: share of GPUs that events of B GPUs have taken}. A unit has max(unit / B, 1) blocks of B, each down with that
-    probability: P(X >= x) of Binomial(n, f) is the regularised incomplete beta function I_f(x, n - x + 1).
+    fractions: {B: share of GPUs that events of B GPUs have taken}, sizes independent of each other. A unit has max(unit / B, 1) blocks of
+    B, each down with that probability: P(X >= x) of Binomial(n, f) is the regularised incomplete beta function I_f(x, n - x + 1). Smaller
+    blocks count only in what larger ones leave: a GPU that two events have taken is down once.
     """
     from scipy.special import betainc
 
-    def tail(down: int, blast: int) -> Floats:
-        blocks = np.maximum(1.0 * unit / blast, 1.0)
+    def tail(down: int, blast: int, left: Ints) -> Floats:
+        blocks = np.maximum(1.0 * left / blast, 1.0)
         possible = down <= blocks
         return np.where(possible, betainc(max(down, 1), np.where(possible, blocks - down + 1.0, 1.0), fractions[blast]), 0.0)
 
-    sizes = tuple(fractions)
+    def fewer(than: int, left: Ints, sizes: Sequence[int]) -> Floats:
+        if not sizes:
+            return 1.0
+        blast, *smaller = sizes
+        total: Floats = 0.0
+        for down in range(-(-than // blast)):
+            exactly = (1.0 if down == 0 else tail(down, blast, left)) - tail(down + 1, blast, left)
+            total = total + exactly * fewer(than - down * blast, left - down * blast, smaller)
+        return total
+
+    sizes = sorted(fractions, reverse=True)
     if len(sizes) == 1:
-        return tail(-(-count // sizes[0]), sizes[0])
-    fewer: Floats = 0.0
-    for downs in product(*(range(-(-count // blast)) for blast in sizes)):
-        if sum(down * blast for down, blast in zip(downs, sizes, strict=True)) < count:
-            exactly: Floats = 1.0
-            for down, blast in zip(downs, sizes, strict=True):
-                exactly = exactly * ((1.0 if down == 0 else tail(down, blast)) - tail(down + 1, blast))
-            fewer = fewer + exactly
-    return np.maximum(1.0 - fewer, 0.0)
+        return tail(-(-count // sizes[0]), sizes[0], unit)
+    return np.maximum(1.0 - fewer(count, unit, sizes), 0.0)
+
+
+def down_share(fractions: Mapping[int, float]) -> float:
+    """Return the share of GPUs that are down: 1 - product of (1 - f_B), events of B GPUs being independent of those of other sizes."""
+    return 1.0 - math.prod(1.0 - each for each in fractions.values()) if len(fractions) > 1 else sum(fractions.values())
 
 
 def hit_probability(fraction: float, unit: Ints, blast: int = 1) -> Floats:

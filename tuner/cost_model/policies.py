@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tuner.cost_model.failures import (
     at_least,
     best_interval,
+    down_share,
     effective_time,
     effective_time_in_place,
     expected_hit_replicas,
@@ -90,11 +91,11 @@ class Fleet:
     def at_fraction(self, fraction: float) -> Fleet:
         """Return the fleet with the rate at which `fraction` of its GPUs are down, its repairs and the shares of its events kept."""
         low, high = 0.0, 1.0
-        while sum(self._at_rate(high).fractions().values()) < fraction:
+        while down_share(self._at_rate(high).fractions()) < fraction:
             high *= 2.0
         for _ in range(200):
             middle = (low + high) / 2.0
-            low, high = (middle, high) if sum(self._at_rate(middle).fractions().values()) < fraction else (low, middle)
+            low, high = (middle, high) if down_share(self._at_rate(middle).fractions()) < fraction else (low, middle)
         return self._at_rate(high)
 
     def _at_rate(self, events_per_hour: float) -> Fleet:
@@ -207,7 +208,7 @@ def _goodput(fleet: Fleet, policy: Policy, waits: bool) -> Goodput:
         lasting /= 1.0 + rate * (restart + fleet.write_h)  # as many repairs as failures
     samples = expected_phi(fleet, policy, waits_h)
     owned = fleet.gpus + policy.spares * fleet.unit
-    down = owned * sum(fleet.fractions().values())
+    down = owned * down_share(fleet.fractions())
     used = samples * owned if policy.stands_in else _used_gpus(fleet, policy, waits_h)
     return Goodput(
         policy=policy,

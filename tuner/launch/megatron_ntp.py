@@ -145,7 +145,9 @@ def refusals(job: Job, plan: Plan, degree: int) -> list[Problem]:
     """Return why that implementation cannot run this job at n1 and n2, each with its rule's id: rules of its own (ntp-*), and those of
     Megatron-LM's shards, which both degrees must keep.
     """
-    if not 1 <= degree < plan.tp:
+    if plan.tp == 1:
+        found = [("ntp-degree", "tp is 1: there is no lower degree to go on at", "a plan with tp of 2 or more")]
+    elif not 1 <= degree < plan.tp:
         found = [("ntp-degree", f"the reduced degree {degree} must be from 1 to {plan.tp - 1}", f"below tp = {plan.tp}")]
     else:
         found = [*_structure(job, plan, degree), *_divisions(job, plan, degree), *unspelled(job, plan)]

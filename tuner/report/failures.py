@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.report.chart import bars
 from tuner.report.estimate import broken_lines
-from tuner.report.table import Column, Page, Table, hidden_note, wrapped
-from tuner.report.words import gigabytes, header, labelled, mesh, percent, plan_words, probability, seconds
+from tuner.report.table import Column, Page, Table, hidden_note, noted, wrapped
+from tuner.report.words import gigabytes, header, labelled, lasting, mesh, percent, plan_words, probability, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +50,9 @@ def question_lines(record: dict[str, Any], page: Page) -> list[str]:
     lines = labelled("plan", plan_words(record["plan"]), page)
     lines += labelled("", mesh(record["plan"], record["job"]), page)
     sizes = f"{units['units']:,} {groups_name(record)} of {units['gpus']} GPUs fall together, {units['per_replica']} a replica"
+    replicas = "1 replica" if units["replicas"] == 1 else f"{units['replicas']:,} replicas"
     packed = "restarts pack those that are hit into the fewest replicas" if units["packed"] else "those that are hit stay where they are"
-    lines += labelled("groups", f"{sizes}: {units['replicas']:,} replicas of {units['samples']:,} samples a step; {packed}", page)
+    lines += labelled("groups", f"{sizes}: {replicas} of {units['samples']:,} samples a step; {packed}", page)
     down = f"{percent(failures['failed_fraction'], 3)} % of the GPUs are down ({failures['failed_gpus']:.1f})"
     down += f", {percent(units['hit'])} % of the groups hit"
     scale = f" x {data['rate_scale']:g}" if data["rate_scale"] != 1 else ""
@@ -63,7 +64,8 @@ def question_lines(record: dict[str, Any], page: Page) -> list[str]:
             "failures", f"{data['name']}{scale}: {often}; repaired in {failures['repair_s'] / 3600:.4g} h on average: {down}", page
         )
     every = record["checkpoint_every_s"]
-    best = f"best every {lasting(every['best'])} while all run (Young {lasting(every['young'])}, Daly {lasting(every['daly'])}"
+    daly = lasting(every["daly"]) if every["daly"] > 0 else "none: a checkpoint takes too long for its first order"
+    best = f"best every {lasting(every['best'])} while all run (Young {lasting(every['young'])}, Daly {daly}"
     best += f", availability-optimal {lasting(every['available'])})"
     restart = data["detection"]["value"] + data["restart"]["value"]
     write = data["checkpoint_write"]["value"]
@@ -83,25 +85,40 @@ def policy_table(record: dict[str, Any], page: Page) -> list[str]:
     table = Table(
         [
             Column("policy", [SPOKEN[row["policy"]] for row in rows], left=True),
-            Column("spares", [f"{row['spares']:,}" if row["spares"] else "" for row in rows], rank=3),
+            Column("spares kept", [f"{row['spares']:,}" if row["spares"] else "" for row in rows], rank=3),
             Column("samples %", [percent(row["samples"], 2) for row in rows], rank=3),
-            Column("simulated", simulated("samples"), rank=5),
+            Column("samples simulated", simulated("samples"), rank=5),
             Column("lasting %", [percent(row["lasting"], 2) for row in rows], rank=3),
             Column("goodput %", [percent(row["goodput"], 2) for row in rows]),
-            Column("simulated ", simulated("goodput"), rank=1),
+            Column("goodput simulated", simulated("goodput"), rank=1),
             Column("idle GPUs", [f"{row['idle_gpus']:,.0f}" for row in rows], rank=4),
             Column("checkpoint", [lasting(row["checkpoint_every_s"]) for row in rows], rank=6),
             Column("spares needed", [f"{row['spares_needed']:,}" for row in rows], rank=2),
-            Column("GPUs", [f"{row['spare_gpus_needed']:,}" for row in rows], rank=3),
+            Column("spare GPUs needed", [f"{row['spare_gpus_needed']:,}" for row in rows], rank=3),
         ]
     )
     lines = [*table.lines(page), *hidden_note(table, page)]
     said = (
-        "samples: those of a step, over those of all GPUs (spares too); lasting: share of time whose work survives restarts; goodput: both."
+        "samples: those of a step, over those of all GPUs (spares too); lasting: share of time whose work survives restarts; goodput: "
+        "their product, by which a search for goodput ranks too."
     )
     batch = "the minibatch is fixed: spares make up what is lost" if record["fixed_batch"] else "the minibatch shrinks by what is lost"
+    if any(row["policy"].startswith("ntp") for row in rows):
+        batch += (
+            "; falling back needs whole replicas as spares, which make up the samples lost, dropping single groups in place of failed ones"
+        )
     spares = f"spares needed: groups that stand by so that no sample is lost for {percent(record['quantile'])} % of the time"
-    return lines + [page.dim(line) for line in wrapped(f"{said} {batch}; {spares}", page)]
+    lines += [page.dim(line) for line in wrapped(f"{said} {batch}; {spares}", page)]
+    return lines + best_lines(record, page)
+
+
+def best_lines(record: dict[str, Any], page: Page) -> list[str]:
+    """Return which policy has the best goodput, and by how much."""
+    first, *others = sorted(record["policies"], key=lambda row: -row["goodput"])
+    words = f"{SPOKEN[first['policy']]}: goodput {percent(first['goodput'], 2)} %"
+    if others:
+        words += f", {percent(first['goodput'] - others[0]['goodput'], 2)} points more than {SPOKEN[others[0]['policy']]}"
+    return labelled("best", words, page)
 
 
 def fallback_table(record: dict[str, Any], page: Page) -> list[str]:
@@ -171,7 +188,7 @@ def domain_table(record: dict[str, Any], page: Page) -> list[str]:
     rows, gpus = record["by_domain"], record["job"]["gpus"]
     columns = [
         Column("domain", [str(row["domain"]) for row in rows]),
-        Column("hit %", [percent(row["hit"], 2) for row in rows]),
+        Column("hit %", [percent(row["hit"], 2) for row in rows], rank=1),
         Column("replicas", [f"{row['replicas']:,} of {row['per_replica']}" if "replicas" in row else "" for row in rows], rank=5),
         *loss_columns(rows, record),
     ]
@@ -179,6 +196,8 @@ def domain_table(record: dict[str, Any], page: Page) -> list[str]:
     down = percent(record["failures"]["failed_fraction"], 3)
     title = wrapped(f"the same against the size of the NVLink domain that falls together ({down} % of the GPUs down)", page)
     lines = [*map(page.bold, title), *table.lines(page), *hidden_note(table, page)]
+    said = "losses jump where groups no longer divide heads, samples or GPUs evenly: the fullest rank and whole samples count"
+    lines += [page.dim(line) for line in wrapped(said, page)]
     for row in rows:
         if row["why_not"]:
             lines += labelled(f"{row['domain']}", row["why_not"], page)
@@ -236,17 +255,8 @@ def source_lines(record: dict[str, Any], page: Page) -> list[str]:
     lines = [page.bold(f"failure data {data['name']}")]
     for name, value, source in rows:
         head = f"{name.replace('_', ' '):<{names}}  {value:<{values}}  "
-        first, *rest = wrapped(source, Page(width=max(page.width - len(head), 20)))
-        lines += [head + page.dim(first), *(" " * len(head) + page.dim(line) for line in rest)]
+        lines += noted(head, source, page, page.dim)
     return lines
-
-
-def lasting(value: float) -> str:
-    """Return a time from a second to days: 30 s, 9.3 min, 1.55 h, 5 d."""
-    for size, unit in ((48 * 3600.0, "d"), (3600.0, "h"), (120.0, "min")):
-        if value >= size:
-            return f"{value / {'d': 86400.0, 'h': 3600.0, 'min': 60.0}[unit]:.3g} {unit}"
-    return f"{value:.3g} s"
 
 
 def shown(name: str, value: float) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.report.table import GAP, Column, Page, Table, wrapped
+from tuner.report.table import GAP, Column, Page, Table, noted, wrapped
+from tuner.report.words import lasting
 from tuner.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ SHOWN: dict[str, Callable[[float], str]] = {
     "parameters": show_count,
     "active_parameters": show_count,
     "power": lambda watts: f"{watts:g} W",
-    "power_cap": lambda watts: f"{watts:g} W",
+    "power_cap": lambda cap: f"{cap:g} W" if cap > 3 else f"{cap:g}x",  # of a GPU; of failure data: of its normal power
+    "mtbf": lambda value: f"{value / 3600:,.0f} h",
+    **dict.fromkeys(("repair", "software_repair", "detection", "restart", "in_place_restart", "checkpoint_write"), lasting),
+    "hardware_share": lambda share: f"{100 * share:g} %",
     "clock": lambda hertz: f"{hertz / 1e9:.3g} GHz",
 }
 
@@ -103,10 +107,7 @@ def one_text(record: dict[str, Any], page: Page) -> str:
     for name, whole, source in rows:
         value = whole if len(whole) <= LONGEST else f"{whole[:60]} ... ({len(whole):,} characters: --json has them all)"
         head = f"{name:<{names}}{GAP}{value:<{values}}{GAP}" if source else f"{name:<{names}}{GAP}"
-        first, *rest = wrapped(source or value, Page(width=page.width - len(head)))
-        style = page.dim if source else str
-        lines.append(head + style(first))
-        lines += [" " * len(head) + style(line) for line in rest]
+        lines += noted(head, source or value, page, page.dim if source else str)
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 GAP = "  "
+LEAST_ROOM = 20  # characters beside a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +103,23 @@ def _row(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int],
 
 
 def flow(parts: Sequence[str], page: Page, separator: str = " | ") -> list[str]:
-    """Return parts joined by the separator, with a new line where the next part would not fit."""
+    """Return parts joined by the separator, with a new line where the next part would not fit; one that fits no line is wrapped."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(separator) + len(part) <= page.width:
             lines[-1] += separator + part
         else:
-            lines.append(part)
+            lines += wrapped(part, page)
     return lines
+
+
+def noted(head: str, text: str, page: Page, style: Callable[[str], str] = str) -> list[str]:
+    """Return the head with a sentence beside it, wrapped; below it where the page leaves too little room beside."""
+    beside = page.width - len(head) >= LEAST_ROOM
+    indent = " " * (len(head) if beside else len(GAP))
+    first, *rest = wrapped(text, Page(width=page.width - len(indent)))
+    opening = [head + style(first)] if beside else [head.rstrip(), indent + style(first)]
+    return [*opening, *(indent + style(line) for line in rest)]
 
 
 def wrapped(text: str, page: Page, indent: int = 0) -> list[str]:

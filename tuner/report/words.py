@@ -41,6 +41,14 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us"
 
 
+def lasting(value: float) -> str:
+    """Return a time from a second to days: 30 s, 9.3 min, 1.55 h, 5 d."""
+    for size, unit in ((48 * 3600.0, "d"), (3600.0, "h"), (120.0, "min")):
+        if value >= size:
+            return f"{value / {'d': 86400.0, 'h': 3600.0, 'min': 60.0}[unit]:.3g} {unit}"
+    return f"{value:.3g} s"
+
+
 def stage_name(stage: int, pp: int) -> str:
     """Return "stage 0 (first)", "stage 3", "stage 7 (last)", or "" without a pipeline."""
     if pp <= 1:

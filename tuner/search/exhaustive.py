@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from tuner.cost_model.estimate import estimate
-from tuner.cost_model.goodput import down_of, goodput
+from tuner.cost_model.goodput import down_of, goodput, lasting_of
 from tuner.search.blocks import MAX_ROWS, Block, blocks
 from tuner.search.groups import Near, first_of_each, grouping
 
@@ -243,7 +243,8 @@ def judge(space: Space, failures: FailureData) -> Estimator:
     """Return what a sweep for goodput estimates plans with: step_s is that of an average over failures (cost_model/goodput.py)."""
     columns = {name: column for axis in space.axes for name, column in axis.fields.items() if name in ("tp", "fallback_tp")}
     allowed = {tp - to for tp in columns.get("tp", (1,)) for to in columns.get("fallback_tp", (0,)) if 0 < to < tp}
-    return partial(goodput, down=down_of(failures), allowances=sorted(allowed))
+    lasting = lasting_of(failures, space.job.gpus)
+    return partial(goodput, down=down_of(failures), allowances=sorted(allowed), lasting=lasting)
 
 
 def _columns(of: Estimate, block: Block, rows: Ints, space: Space) -> Rows:

@@ -30,8 +30,8 @@ Basis = Literal["analytic", "calibrated", "measured", "proxy"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A ranked plan (units as in Estimate). tied: it cannot be told apart from the best plan, see `_alike`; goodput: share of its samples
-    a second that is left on average over failures (None where nobody asked); problems: what a framework's rules say against it (only a
-    person's own plan has any).
+    a second that is left on average over failures and lasts over restarts (None where nobody asked); problems: what a framework's rules
+    say against it (only a person's own plan has any).
     """
 
     rank: int
@@ -160,7 +160,7 @@ class _Cost(NamedTuple):
 
 
 def _shares(costs: Sequence[_Cost], judged: Sequence[_Cost], objective: Objective) -> list[float | None]:
-    """Return the share of each plan's samples a second that is left over failures, where that is what was judged."""
+    """Return the share of each plan's samples a second that is left over failures and lasts, where that is what was judged."""
     return [of.step_s / by.step_s if objective == "goodput" else None for of, by in zip(costs, judged, strict=True)]
 
 

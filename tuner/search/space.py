@@ -210,11 +210,14 @@ def default_space(job: Job) -> Space:
     return build_space(job, SpaceSpec())
 
 
-def build_space(job: Job, spec: SpaceSpec, where: str = "space", most_plans: int = MOST_PLANS) -> Space:
+def build_space(
+    job: Job, spec: SpaceSpec, where: str = "space", most_plans: int = MOST_PLANS, beside: Mapping[str, Sequence[Value]] | None = None
+) -> Space:
     """Return the space of `spec` for `job`: the default axes, replaced, fixed and limited as it says.
 
     Values that no legal plan has are left out, unless no plan is legal at all; default axes are thinned until at most `most_plans`
-    plans are legal. Raises SpecError listing every problem.
+    plans are legal. beside: further axes, which do not count for that: the others are as thin as without them.
+    Raises SpecError listing every problem.
     """
     spec = SpaceSpec(axes=_spelled(spec.axes), fix=_spelled(spec.fix), limit=spec.limit)
     limits = _checked(spec, where)
@@ -228,6 +231,8 @@ def build_space(job: Job, spec: SpaceSpec, where: str = "space", most_plans: int
         if knob not in written:
             thinned.append(knob)
             space = _space(job, {**axes, **written}, limits, where)
+    if beside:
+        space = _space(job, {**axes, **written, **beside}, limits, where)
     return dataclasses.replace(_used(space), thinned=tuple(dict.fromkeys(thinned)))
 
 
