@@ -10,8 +10,8 @@ import numpy as np
 from tuner import presets
 from tuner.job import Job
 from tuner.plan import Plan
-from tuner.search.axes import default_axes
 from tuner.plan_text import plan_record
+from tuner.search.axes import default_axes
 from tuner.search.space import AXES, SpaceSpec, build_space
 
 if TYPE_CHECKING:
