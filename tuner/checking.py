@@ -12,6 +12,7 @@ from tuner.cost_model.explain import does_not_fit
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.importing import Imported, imported, request_found
 from tuner.launch_files import REQUEST, collect, known_formats
+from tuner.patching import patch_of, version_of
 from tuner.plan_text import plan_record
 from tuner.request import JOB_KEYS, read_calibration, read_request
 from tuner.search.space import RUNTIME
@@ -328,8 +329,6 @@ def _has_mesh(job: Job, plan: Plan) -> bool:
 
 
 def _patch(launch: LaunchFiles, launcher: Launcher | None, job: Job, plan: Plan, best: Plan, release: str) -> tuple[Patch | None, str]:
-    from tuner.patching import patch_of
-
     try:
         return patch_of(launch, launcher, job, plan, best, release), ""
     except SpecError as error:
@@ -409,7 +408,7 @@ def _spellable(job: Job, launcher: Launcher | None, on: tuple[str, ...]) -> Any:
 
 def _writes(launcher: Launcher, job: Job, plan: Plan, release: str) -> bool:
     try:
-        launcher.write(job, plan, release if release in launcher.versions else "")
+        launcher.write(job, plan, version_of(launcher, release))
     except SpecError as error:
         # what it cannot say of the model stays as the person's files say it
         return all(problem.path in ("model", "precision", "task") for problem in error.problems)

@@ -25,6 +25,7 @@ from tuner.launch.launchers.launcher import used
 from tuner.launch.launchers.megatron_lm import flags_of
 from tuner.launch.launchers.shell import read_script
 from tuner.launch_files import SCRIPTS
+from tuner.load import read_text
 from tuner.plan_defaults import filled
 from tuner.plan_text import KNOBS, parse_knobs, plan_record, split_knobs
 
@@ -42,6 +43,7 @@ _FAMILY = frozenset(key for aspect in megatron_plan.PLAN for key in aspect.keys)
 _WORD = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\\()\"';|&<>]+)"
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]{0,160})=(.*)", re.DOTALL)
 _YAML_KEY = re.compile(r"^(?P<indent> *)(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.-]{0,120})(?P=quote)(?P<colon>\s*:)(?P<rest>.*)$")
+_PYTHON = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)\s*=\s*([\w.+-]+|\"[^\"\n]*\"|'[^'\n]*')(?=\s*(?:,|\)|#|$))", re.MULTILINE)
 _SECTION = re.compile(r"^\s*\[([A-Za-z_][\w.-]{0,120})\]\s*(?:#.*)?$")
 
 
@@ -62,7 +64,7 @@ def patch_of(launch: LaunchFiles, launcher: Launcher | None, job: Job, now: Plan
     """
     if launcher is None:
         return _request_patch(launch, job, now, best)
-    version = release if release in launcher.versions else ""
+    version = version_of(launcher, release)
     written = launcher.write(job, best, version)
     notes = written.notes
     try:
@@ -78,8 +80,14 @@ def patch_of(launch: LaunchFiles, launcher: Launcher | None, job: Job, now: Plan
         lasting = tuple(note for note in notes if note.lower().startswith("checkpoint"))
         return Patch(diff=diff_of(texts, edited), edited=True, notes=(*lasting, *_environment(present, written.files)))
     anew = _anew(launch, written.files)
+    texts |= {name: text for name in anew if name not in texts and (text := _on_disk(name)) is not None}
     told = f"written anew by {launcher.name}'s exporter: lines could not be changed one by one. Fill in data, checkpoints and learning"
     return Patch(diff=diff_of(texts, anew), edited=False, notes=(told, *notes))
+
+
+def version_of(launcher: Launcher, release: str) -> str:
+    """Return the version of a launcher's spellings that files are of: the one that they show, else the last."""
+    return release if release in launcher.versions else launcher.versions[-1] if launcher.versions else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,7 @@ def _keys(launcher: Launcher) -> frozenset[str]:
     words = {
         _normal(word) for text in launcher.says.values() for word in re.findall(r"[A-Za-z_][\w.-]{2,80}", text) if re.search(r"[_.-]", word)
     }
+    words |= {word.rpartition(".")[2] for word in words}
     return frozenset(words | _FAMILY) if launcher.framework.startswith(("megatron", "nemo", "primus")) else frozenset(words)
 
 
@@ -156,7 +165,7 @@ def settings_of(name: str, text: str) -> dict[str, Setting]:
         if name.endswith(".toml"):
             return dict(_flat(tomllib.loads(text)))
         if name.endswith(".py"):
-            return {match[1]: match[2] for match in re.finditer(r"\b([A-Za-z_][\w.]*)\s*=\s*([\w.\"'+-]+)", text)}
+            return {match[1]: match[2] for match in _PYTHON.finditer(text)}
         return _of_script(name, text)
     except (ValueError, yaml.YAMLError, RecursionError, SpecError):
         return {}
@@ -244,7 +253,7 @@ def _applied(texts: Mapping[str, str], changes: Mapping[str, Setting], variables
     """Return the files with these keys set or removed, each in the file that has it, new ones in the first that takes them."""
     files = dict(texts)
     there = {name: settings_of(name, text) for name, text in texts.items()}
-    for key, value in reversed(changes.items()):  # each is added right behind the anchor: the last first
+    for key, value in reversed(list(changes.items())):  # each is added right behind the anchor: the last first
         holders = [name for name in files if key in there[name]]
         for name in holders:
             changed = _changed(name, files[name], key, value, there[name][key], variables)
@@ -282,7 +291,7 @@ def _added(name: str, text: str, key: str, value: Setting) -> str | None:
         return _json_changed(text, key, value)
     if name.endswith(".toml"):
         return _toml_added(text, key, value)
-    return None if name.endswith(".py") else _script_added(text, key, value)
+    return _python_added(text, key, value) if name.endswith(".py") else _script_added(text, key, value)
 
 
 # scripts
@@ -526,15 +535,41 @@ def _toml_added(text: str, key: str, value: Setting) -> str | None:
     return "\n".join(lines)
 
 
+def _python_places(text: str, key: str) -> list[re.Match[str]]:
+    """Return where a key is given a plain value: as an argument or by an assignment."""
+    value = r"[\w.+-]+|\"[^\"\n]*\"|'[^'\n]*'"
+    return list(re.finditer(rf"(?m)^(?!\s*#)(.*?(?<![\w.]){re.escape(key)}\s*=\s*)({value})(?=\s*(?:,|\)|#|$))", text))
+
+
 def _python_changed(text: str, key: str, value: Setting) -> str | None:
-    if value is _REMOVED:
-        return None
-    pattern = re.compile(rf"(?m)^(?!\s*#)(.*?\b{re.escape(key)}\s*=\s*)([\w.\"'+-]+)(?=\s*(?:,|\)|#|$))")
-    places = list(pattern.finditer(text))
+    places = _python_places(text, key)
     if len(places) != 1:
         return None
     (place,) = places
-    return text[: place.start(2)] + str(value) + text[place.end(2) :]
+    if value is not _REMOVED:
+        return text[: place.start(2)] + str(value) + text[place.end(2) :]
+    start, end = place.start(), text.find("\n", place.end())
+    alone = text[start:end].strip().removesuffix(",") == f"{key}{place[0].strip()[len(key) :]}"
+    return text[:start] + text[end + 1 :] if alone and end >= 0 else None
+
+
+def _python_added(text: str, key: str, value: Setting) -> str | None:
+    """Return the text with a statement behind the last one about the same object, or an argument behind one that stands for a plan."""
+    parent = key.rpartition(".")[0]
+    if parent:
+        near = list(re.finditer(rf"(?m)^([ \t]*){re.escape(parent)}\.\w+\s*=[^\n]*$", text))
+        if not near:
+            return None
+        return text[: near[-1].end()] + f"\n{near[-1][1]}{key} = {value}" + text[near[-1].end() :]
+    for anchor in _ANCHORS:
+        places = _python_places(text, anchor)
+        if len(places) == 1:
+            end = places[0].end(2)
+            alone = places[0][1].strip() == f"{anchor}=" and text[end : end + 2] == ",\n"
+            indent = places[0][1][: len(places[0][1]) - len(places[0][1].lstrip())]
+            new = f",\n{indent}{key}={value}" if alone else f", {key}={value}"
+            return text[:end] + new + text[end:]
+    return None
 
 
 # requests
@@ -586,6 +621,13 @@ def _anew(launch: LaunchFiles, written: Mapping[str, str]) -> dict[str, str]:
         taken.add(place)
         files[place] = text
     return files
+
+
+def _on_disk(name: str) -> str | None:
+    try:
+        return read_text(Path(name)) if Path(name).exists() else None
+    except (OSError, SpecError):
+        return None
 
 
 def _environment(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
