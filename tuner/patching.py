@@ -24,7 +24,7 @@ from tuner.launch.launchers.launch_line import launches
 from tuner.launch.launchers.launcher import used
 from tuner.launch.launchers.megatron_lm import flags_of
 from tuner.launch.launchers.shell import read_script
-from tuner.launch_files import SCRIPTS
+from tuner.launch_files import CONFIGS, SCRIPTS
 from tuner.load import read_text
 from tuner.plan_defaults import filled
 from tuner.plan_text import KNOBS, parse_knobs, plan_record, split_knobs
@@ -43,6 +43,7 @@ _FAMILY = frozenset(key for aspect in megatron_plan.PLAN for key in aspect.keys)
 _WORD = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\\()\"';|&<>]+)"
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]{0,160})=(.*)", re.DOTALL)
 _YAML_KEY = re.compile(r"^(?P<indent> *)(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.-]{0,120})(?P=quote)(?P<colon>\s*:)(?P<rest>.*)$")
+_VARIABLE = re.compile(r"^(export|unset)[ \t]+([A-Z][A-Z0-9_]{2,60})\b.*$", re.MULTILINE)  # of the environment, under $NAME
 _PYTHON = re.compile(r"(?<![\w.])([A-Za-z_][\w.]*)\s*=\s*([\w.+-]+|\"[^\"\n]*\"|'[^'\n]*')(?=\s*(?:,|\)|#|$))", re.MULTILINE)
 _SECTION = re.compile(r"^\s*\[([A-Za-z_][\w.-]{0,120})\]\s*(?:#.*)?$")
 
@@ -78,7 +79,7 @@ def patch_of(launch: LaunchFiles, launcher: Launcher | None, job: Job, now: Plan
     edited = _edited(texts, target, before, right, _keys(launcher))
     if edited is not None:
         lasting = tuple(note for note in notes if note.lower().startswith("checkpoint"))
-        return Patch(diff=diff_of(texts, edited), edited=True, notes=(*lasting, *_environment(present, written.files)))
+        return Patch(diff=diff_of(texts, edited), edited=True, notes=lasting)
     anew = _anew(launch, written.files)
     texts |= {name: text for name in anew if name not in texts and (text := _on_disk(name)) is not None}
     told = f"written anew by {launcher.name}'s exporter: lines could not be changed one by one. Fill in data, checkpoints and learning"
@@ -150,7 +151,7 @@ def _of_plan(key: str, keys: frozenset[str]) -> bool:
 def _settings_of_all(files: Mapping[str, str]) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for name, text in files.items():
-        if Path(name).name != "config.json" and not (name.endswith(".py") and "train.py" in name):
+        if Path(name).name != "config.json" and Path(name).name != "train.py":
             found |= settings_of(name, text)
     return found
 
@@ -178,7 +179,7 @@ def _flat(value: Any, above: str = "") -> list[tuple[str, Setting]]:
 
 
 def _of_script(name: str, text: str) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
+    found: dict[str, Setting] = {f"${match[2]}": match[0].split("  #")[0] for match in _VARIABLE.finditer(text)}
     for launch in launches(read_script(text, name)):
         plain = []
         for word in launch.arguments:
@@ -262,7 +263,7 @@ def _applied(texts: Mapping[str, str], changes: Mapping[str, Setting], variables
             files[name] = changed
         if holders or value is _REMOVED:
             continue
-        for name in sorted(files, key=lambda n: n.lower().endswith(SCRIPTS) and "." in key):
+        for name in sorted(files, key=lambda n: _late(n, key)):
             added = _added(name, files[name], key, value)
             if added is not None:
                 files[name] = added
@@ -270,6 +271,11 @@ def _applied(texts: Mapping[str, str], changes: Mapping[str, Setting], variables
         else:
             return None
     return files
+
+
+def _late(name: str, key: str) -> bool:
+    """Whether a new key is rather put into another file: variables of the environment go to scripts, dotted keys to documents."""
+    return name.lower().endswith(CONFIGS) if key.startswith("$") else name.lower().endswith(SCRIPTS) and "." in key
 
 
 def _changed(name: str, text: str, key: str, value: Setting, old: Setting, variables: bool) -> str | None:
@@ -285,6 +291,8 @@ def _changed(name: str, text: str, key: str, value: Setting, old: Setting, varia
 
 
 def _added(name: str, text: str, key: str, value: Setting) -> str | None:
+    if key.startswith("$") and name.lower().endswith(CONFIGS):
+        return text  # a variable of the environment: a script's, where there is one
     if name.endswith((".yaml", ".yml")):
         return _yaml_added(text, key, value)
     if name.endswith(".json"):
@@ -309,6 +317,9 @@ def _spot(text: str, key: str, count: int) -> tuple[int, int, int, bool] | None:
     if found is None:
         return None
     end = found.end()
+    quote = text[found.start() - 1 : found.start()]
+    if text[end : end + 1] == "=" and quote and quote in "\"'" and not _inside(text, found.start() - 1, quote):
+        return found.start() - 1, end + 1, _word_end(text, found.start() - 1), True
     if text[end : end + 1] == "=":
         word = re.compile(_WORD).match(text, end + 1)
         return found.start(), end + 1, word.end() if word else end + 1, True
@@ -322,11 +333,31 @@ def _spot(text: str, key: str, count: int) -> tuple[int, int, int, bool] | None:
     return found.start(), start, stop, False
 
 
+def _word_end(text: str, start: int) -> int:
+    """Return where a word of a shell ends that begins here, quotes and all."""
+    quote, at = "", start
+    while at < len(text) and (quote or text[at] not in " \t\r\n);|&"):
+        if quote:
+            quote = "" if text[at] == quote else quote
+        elif text[at] in "\"'":
+            quote = text[at]
+        at += 1
+    return at
+
+
+def _inside(text: str, at: int, quote: str) -> bool:
+    """Whether a quote at this place closes one that was opened on its line (the word behind it is then not quoted by it)."""
+    return text[text.rfind("\n", 0, at) + 1 : at].count(quote) % 2 == 1
+
+
 def _words(value: Setting) -> list[str]:
     return [] if value is True else [shlex.quote(str(item)) for item in (value if isinstance(value, list) else [value])]
 
 
 def _script_changed(text: str, key: str, value: Setting, old: Setting, variables: bool) -> str | None:
+    if key.startswith("$"):
+        line = next(match for match in _VARIABLE.finditer(text) if match[2] == key[1:])
+        return text[: line.start()] + (text[line.end() + 1 :] if value is _REMOVED else str(value) + text[line.end() :])
     count = 0 if old is True else len(old) if isinstance(old, list) else 1
     spot = _spot(text, key, count)
     if spot is None:
@@ -335,6 +366,8 @@ def _script_changed(text: str, key: str, value: Setting, old: Setting, variables
     if value is _REMOVED or (value is False and not joined):
         return _cut(text, start, end)
     words = " ".join(_words(value))
+    if joined and text[start] in "\"'":
+        return text[:start] + shlex.quote(f"{key}={value}") + text[end:]
     if not joined and count == 0:
         return text[:end] + (f" {words}" if words else "") + text[end:]
     through = _through_variable(text, text[first:end], words) if variables else None
@@ -379,6 +412,11 @@ def _cut(text: str, start: int, end: int) -> str:
 def _script_added(text: str, key: str, value: Setting) -> str | None:
     if value is False:
         return text
+    if key.startswith("$"):
+        lines = text.split("\n")
+        heads = [i for i, line in enumerate(lines) if line.startswith(("#!", "#SBATCH"))]
+        lines.insert(heads[-1] + 1 if heads else 0, str(value))
+        return "\n".join(lines)
     for near in _ANCHORS:
         for count in (1, 0):
             spot = _spot(text, near, count)
@@ -392,6 +430,11 @@ _ANCHORS = (
     "micro_batch_size", "train.micro_batch_size", "global_batch_size", "ici_tensor_parallelism", "ici_fsdp_parallelism",
     "per_device_batch_size", "parallelism.tensor_parallel_degree", "training.local_batch_size", "per_device_train_batch_size", "num_layers",
 )  # fmt: skip
+
+
+_GROUPS = dict.fromkeys(  # arguments of DistributedDataParallelConfig
+    ("use_distributed_optimizer", "overlap_param_gather", "use_megatron_fsdp", "data_parallel_sharding_strategy"), ("overlap_grad_reduce",)
+)
 
 
 def _inserted(text: str, spot: tuple[int, int, int, bool], key: str, value: Setting) -> str:
@@ -549,8 +592,14 @@ def _python_changed(text: str, key: str, value: Setting) -> str | None:
     if value is not _REMOVED:
         return text[: place.start(2)] + str(value) + text[place.end(2) :]
     start, end = place.start(), text.find("\n", place.end())
-    alone = text[start:end].strip().removesuffix(",") == f"{key}{place[0].strip()[len(key) :]}"
-    return text[:start] + text[end + 1 :] if alone and end >= 0 else None
+    alone = text[start:end].strip().removesuffix(",") == place[0].strip()
+    if end >= 0 and alone and place[1].strip().startswith(key):
+        return text[:start] + text[end + 1 :]
+    first = place.end(1) - len(place[1]) + place[1].rfind(key)
+    if (behind := re.compile(r"\s*,\s*").match(text, place.end())) is not None:
+        return text[:first] + text[behind.end() :]
+    ahead = re.search(r",\s*\Z", text[:first])
+    return text[: ahead.start()] + text[place.end() :] if ahead else text[:first] + text[place.end() :] if text[first - 1] == "(" else None
 
 
 def _python_added(text: str, key: str, value: Setting) -> str | None:
@@ -561,7 +610,7 @@ def _python_added(text: str, key: str, value: Setting) -> str | None:
         if not near:
             return None
         return text[: near[-1].end()] + f"\n{near[-1][1]}{key} = {value}" + text[near[-1].end() :]
-    for anchor in _ANCHORS:
+    for anchor in (*_GROUPS.get(key, ()), *_ANCHORS):
         places = _python_places(text, anchor)
         if len(places) == 1:
             end = places[0].end(2)
@@ -628,18 +677,6 @@ def _on_disk(name: str) -> str | None:
         return read_text(Path(name)) if Path(name).exists() else None
     except (OSError, SpecError):
         return None
-
-
-def _environment(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the lines of environment variables that the launcher writes for the new plan and did not for the old one."""
-
-    def lines(files: Mapping[str, str]) -> list[str]:
-        return [line for text in files.values() for line in text.split("\n") if re.match(r"(export|unset) [A-Z_]+", line)]
-
-    if not before:
-        return ()
-    old = lines(before)
-    return tuple(f"environment: {line}" for line in lines(after) if line not in old)
 
 
 def diff_of(before: Mapping[str, str], after: Mapping[str, str]) -> str:
