@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.answers import EstimateAnswer, answer_estimate, basis_of, cost_of, job_record, plain
 from tuner.cost_model.estimate import estimate as evaluate
 from tuner.cost_model.explain import does_not_fit
+from tuner.cost_model.rules import RULES
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.importing import Imported, imported, request_found
 from tuner.launch_files import REQUEST, collect, known_formats
@@ -267,7 +269,7 @@ def _checked(launch: LaunchFiles, asked: _Asked) -> Checked:
         return Checked(**base, framework="", status="unclear", problems=error.problems)
     base |= {
         "framework": what.framework,
-        "broken": what.broken,
+        "broken": tuple(_placed(item, launch) for item in what.broken),
         "unknown": found.unknown,
         "assumed": what.assumed,
         "contradictions": what.contradictions,
@@ -276,6 +278,31 @@ def _checked(launch: LaunchFiles, asked: _Asked) -> Checked:
         status: Status = "illegal" if not what.legal else "unclear"
         return Checked(**base, status=status, problems=what.missing)
     return _judged(launch, found, what, what.job, what.plan, asked, defaults, base)
+
+
+def _placed(item: Broken, launch: LaunchFiles) -> Broken:
+    """Return a broken rule with the places in the files where its knobs stand."""
+    knobs = next((rule.knobs for rule in RULES if rule.id == item.rule), ())
+    launcher = known_formats().get(launch.format)
+    said = {knob: re.findall(r"[A-Za-z_-][\w.-]{2,80}", launcher.says.get(knob, "")) if launcher else [knob] for knob in knobs}
+    keys = [word.rpartition(".")[2] for words in said.values() for word in words if re.search(r"[_.-]", word) or word in knobs]
+    places = []
+    for key in dict.fromkeys(keys):
+        pattern = re.compile(rf"(?<![\w-]){re.sub('[_-]', '[-_]', re.escape(key.lstrip('-')).replace(chr(92) + '-', '-'))}(?![\w-])")
+        for name, text in launch.files.items():
+            lines = (n for n, line in enumerate(text.split("\n"), 1) if not line.lstrip().startswith("#") and _says(pattern, line))
+            if (number := next(lines, None)) is not None:
+                places.append(f"{key} at {name}:{number}")
+                break
+    return (
+        item
+        if not places or re.match(r"\S+:\d+: ", item.text)
+        else dataclasses.replace(item, text=f"{item.text} ({', '.join(places[:3])})")
+    )
+
+
+def _says(pattern: re.Pattern[str], line: str) -> bool:
+    return pattern.search(line[:5000].replace("--", " ")) is not None
 
 
 def _found(launch: LaunchFiles, defaults: Request) -> tuple[Found, Request]:

@@ -128,7 +128,7 @@ def imported(found: Found, defaults: Request, where: str, *, words: str = "", ne
     values = read.numbers(defaults)
     knobs = read.knobs(needs_plan)
     if framework is not None:
-        read.broken += tuple(_contradiction(problem, framework.name) for problem in found.problems)
+        read.contradicted(framework.name, model)
     job = None
     if framework is not None and model is not None and cluster is not None and not read.missing:
         job = read.job(framework, model, cluster, values, defaults)
@@ -163,7 +163,7 @@ class _Reading:
             job=job,
             plan=plan,
             missing=tuple(self.missing),
-            broken=tuple(dict.fromkeys(broken)),
+            broken=_once(broken),
             assumed=self.assumed,
             contradictions=tuple(self.contradictions),
         )
@@ -179,6 +179,14 @@ class _Reading:
 
     def differs(self, what: str, file: object, option: object) -> None:
         self.contradictions.append(f"{what}: the file says {file}, the option {option}: the file holds")
+
+    def contradicted(self, framework: str, model: Model | None) -> None:
+        """Take note of what the launcher found contradictory; what has no place in a file needs what it is not told."""
+        for problem in self.found.problems:
+            if problem.where != "files":
+                self.broken += (_contradiction(problem, framework),)
+            elif model is not None:
+                self.assumed.setdefault(problem.path, f"what {framework} does when not told: {problem.rule}")
 
     def framework(self, defaults: Request) -> Any:
         told, option = self.found.framework, defaults.framework
@@ -248,9 +256,8 @@ class _Reading:
             traits = ("gated_mlp", "tied_embeddings", "norm", "positions", "biases", "qkv_bias", "qk_norm", "moe", "mla")
             fields = {name: getattr(base, name) for name in traits} | fields
         lacking = [name for name in NEEDED if name not in fields]
-        for name in lacking:
-            self.ask(f"model.{name}", "-m, a model that has it: a preset, a YAML file or a Hugging Face config.json")
         if lacking:
+            self.ask(f"model ({', '.join(lacking)})", "-m, a model that has it: a preset, a YAML file or a Hugging Face config.json")
             return None
         same = base is not None and all(fields[name] == getattr(base, name) for name in NEEDED)
         fields.setdefault("name", base.name if same and base else _plain(self.where))
@@ -480,9 +487,19 @@ def _family(model: Model) -> str:
 def _contradiction(problem: Problem, framework: str) -> Broken:
     key = re.sub(r"[-.]", "_", problem.path.lstrip("-"))
     rule = next((rule for words, rule in _RULE_OF_KEY if words in key), "contradiction")
+    if rule == "dense-experts" and "divide" in problem.rule:
+        rule = "experts-ep"
     value = f" {problem.value}" if problem.value else ""
     hint = f"; {problem.hint}" if problem.hint else ""
     return Broken(rule=rule, severity="error", text=f"{problem.where}: {problem.path}{value}: {problem.rule}{hint}", source=framework)
+
+
+def _once(broken: tuple[Broken, ...]) -> tuple[Broken, ...]:
+    """Return the rules with each named once: as the rule says it, rather than as the launcher found it."""
+    found: dict[str, Broken] = {}
+    for item in broken:
+        found[item.rule] = item
+    return tuple(found.values())
 
 
 def _stated_dp(job: Job, knobs: Mapping[str, int], plan: Plan) -> tuple[Broken, ...]:

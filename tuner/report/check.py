@@ -15,6 +15,7 @@ FEW = 3  # unknown flags that are named without --verbose
 FEW_ASSUMED = 8
 LABEL = 10
 WIDEST_NAME = 60
+ROOMY = 100  # columns from which the overview names rules
 
 
 def check_text(record: dict[str, Any], page: Page, every: bool = False) -> str:
@@ -44,7 +45,7 @@ def overview(launches: Sequence[dict[str, Any]], page: Page) -> list[str]:
         Column("step", [figure(launch, "step_s", seconds) for launch in launches], rank=2),
         Column("MFU %", [figure(launch, "mfu", percent) for launch in launches], rank=7),
         Column("best", [_gain(launch) for launch in launches], rank=1),
-        Column("is", [_verdict(launch) for launch in launches], left=True),
+        Column("is", [_verdict(launch, most=2 if page.width >= ROOMY else 0) for launch in launches], left=True),
     ]
     styles = {i: _style(launch, page) for i, launch in enumerate(launches) if launch["status"] != "ok"}
     table = Table(columns, styles=styles)
@@ -71,13 +72,16 @@ def _gain(launch: dict[str, Any]) -> str:
     return "" if best is None or best["gain"] is None else f"{best['gain']:.2f}x"
 
 
-def _verdict(launch: dict[str, Any]) -> str:
+def _verdict(launch: dict[str, Any], most: int = 100) -> str:
+    """Return the status in words, with the first few (`most`) of the rules that are broken or parts that are missing."""
+    lacking = [problem["path"] for problem in launch["problems"] if problem["rule"] == "is not said"]
+    if launch["status"] == "unclear" and not lacking:
+        return "unreadable"
     rules = [item["rule"] for item in launch["broken"] if item["severity"] == "error"]
-    if launch["status"] == "illegal" and rules:
-        return f"illegal: {', '.join(dict.fromkeys(rules))}"
-    if launch["status"] == "unclear":
-        lacking = [problem["path"] for problem in launch["problems"] if problem["rule"] == "is not said"]
-        return f"unclear: {', '.join(lacking)} not said" if lacking else "unreadable"
+    names = {"illegal": list(dict.fromkeys(rules)), "unclear": lacking}.get(launch["status"], [])
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    if names and most:
+        return f"{launch['status']}: {', '.join(names[:most])}{more}" + (" not said" if launch["status"] == "unclear" else "")
     return str(launch["status"])
 
 
