@@ -98,6 +98,8 @@ def request_found(path: str, text: str, defaults: Request) -> tuple[Found, Reque
     named = values.get("gpus")
     problems = Problems()
     gpus = problems.trying(lambda: whole(named, "gpus")) if named is not None else count
+    if cluster is not None and gpus is None and (own := problems.trying(lambda: named_cluster(kind))) is not None:
+        gpus = own.gpus  # as the other verbs take a cluster whose count nobody names
     job = {name: values[name] for name in ("seq_len", "global_batch", "ramp_up", *_JOB) if name in values}
     for name in ("seq_len", "global_batch"):
         if name in job:
@@ -294,7 +296,11 @@ class _Reading:
         if gpus is not None and asked is not None and asked != gpus:
             self.differs("gpus", gpus, asked)
         gpus = asked if gpus is None else gpus
-        if base is None:
+        if base is None and told:
+            self.missing.append(
+                Problem(where=self.where, path="GPU", value=repr(told)[:80], rule="is no cluster that is known", hint="-c h100")
+            )
+        elif base is None:
             self.ask("GPU", "-c, the kind of GPU or cluster, like -c h100 (`tuner presets clusters`)")
         if gpus is None:
             self.ask("gpus", "-g, the count of GPUs (or -c h100x64)")
@@ -527,7 +533,7 @@ def _certain(
         return ()
     told = {"dp"} & set(knobs)
     ours = [(rule, text) for rule, text in broken_rules(job, plan) if rule.severity == "error" and not (rule.id == "batch" and told)]
-    return tuple(Broken(rule=rule.id, severity="error", text=text.partition("; nearest")[0], source=rule.source) for rule, text in ours)
+    return tuple(Broken(rule=rule.id, severity="error", text=text, source=rule.source) for rule, text in ours)
 
 
 def _roomy(

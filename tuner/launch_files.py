@@ -100,7 +100,7 @@ def collect(paths: Sequence[str], form: str = "", progress: Callable[[str], None
         made = _launch(files, owner, pile, chosen)
         if made is not None:
             launches.append(made)
-    for name in pile.texts:
+    for name in owners:
         if owners[name] or name in inside:
             continue
         if name in pile.named:
@@ -186,8 +186,9 @@ def _owner(name: str, text: str, formats: Mapping[str, Launcher], form: str, nam
     """Return the formats that know a file, the most particular first."""
     if form:
         return (form,)
-    found = tuple(key for key, launcher in formats.items() if _knows(launcher, name, text))
-    return found or ((REQUEST,) if _is_request(name, text, named) else ())
+    if _is_request(name, text, named):  # keys that no launcher has
+        return (REQUEST,)
+    return tuple(key for key, launcher in formats.items() if _knows(launcher, name, text))
 
 
 def _knows(launcher: Launcher, name: str, text: str) -> bool:
@@ -220,7 +221,7 @@ def _grouped(
     """Return the files of each launch with the formats that know its first one: a script goes with the configurations that it names."""
     groups: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     joined: set[str] = set()
-    for name in (name for name in pile.texts if _is_launch_script(name) and owners[name]):
+    for name in [name for name in owners if _is_launch_script(name) and owners[name]]:
         beside = _named_beside(name, pile.texts[name], pile, owners[name], formats)
         beside = beside or _only_config(name, pile, owners)
         groups.append(((name, *beside), owners[name]))
