@@ -12,6 +12,7 @@ from tuner.cost_model.estimate import estimate as evaluate
 from tuner.cost_model.explain import does_not_fit
 from tuner.cost_model.rules import RULES
 from tuner.errors import Problem, SpecError, nearest, one_problem
+from tuner.forks import MEGATRON_DEEPSPEED, forked
 from tuner.importing import Imported, imported, request_found
 from tuner.launch_files import REQUEST, collect, known_formats
 from tuner.patching import patch_of, version_of
@@ -307,7 +308,7 @@ def _says(pattern: re.Pattern[str], line: str) -> bool:
 
 def _found(launch: LaunchFiles, defaults: Request) -> tuple[Found, Request]:
     if launch.found is not None:
-        return launch.found, defaults
+        return forked(launch.found), defaults
     ((name, text),) = launch.files.items()
     return request_found(name, text, defaults)
 
@@ -324,7 +325,8 @@ def _judged(
         term = max(stage.memory, key=lambda t: t.value)
         largest = f"{term.name.replace('_', ' ')} {term.value / 1e9:.1f} GB on stage {stage.index}"
     runs = what.legal and estimate is not None and estimate.cost.fits
-    launcher = None if launch.format == REQUEST else known_formats()[launch.format]
+    fork = found.framework == MEGATRON_DEEPSPEED
+    launcher = None if launch.format == REQUEST or fork else known_formats()[launch.format]
     better, no_better = None, "not searched (--no-search)"
     if asked.search:
         better, no_better = _better(job, plan, calibration, launcher, found.release, estimate if runs else None, asked)
@@ -332,7 +334,9 @@ def _judged(
     if status == "ok" and better is not None and better.gain is not None and better.gain - 1.0 > asked.gap:
         status = "slower"
     patch, no_patch = None, ""
-    if asked.fix and better is not None and status in ("illegal", "does not fit", "slower"):
+    if asked.fix and fork:
+        no_patch = f"{launch.format}'s words are written, and {found.framework} has others"
+    elif asked.fix and better is not None and status in ("illegal", "does not fit", "slower"):
         patch, no_patch = _patch(launch, launcher, job, plan, better.plan, found.release)
     return Checked(
         **base,

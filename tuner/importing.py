@@ -18,7 +18,7 @@ from tuner.answers import Broken, broken_by
 from tuner.cluster import Cluster, Domain
 from tuner.cost_model.rules import broken as broken_rules
 from tuner.errors import Problem, SpecError
-from tuner.job import Job, RampUp
+from tuner.job import PEAK_OF, Job, RampUp
 from tuner.launch.detection import named_cluster
 from tuner.launch.launchers.launcher import Found
 from tuner.load import load_spec
@@ -127,8 +127,8 @@ def imported(found: Found, defaults: Request, where: str, *, words: str = "", ne
     framework = read.framework(defaults)
     model = read.model(defaults)
     cluster = read.cluster(defaults)
-    values = read.numbers(defaults)
     knobs = read.knobs(needs_plan)
+    values = read.numbers(defaults, knobs or {}, cluster)
     if framework is not None:
         read.contradicted(framework.name, model)
     job = None
@@ -325,8 +325,8 @@ class _Reading:
             self.wrong(error, "gpus")
             return None
 
-    def numbers(self, defaults: Request) -> dict[str, int]:
-        """Return sequence length and global batch."""
+    def numbers(self, defaults: Request, knobs: Mapping[str, int], cluster: Cluster | None) -> dict[str, int]:
+        """Return sequence length and global batch. A batch that nobody tells is one micro batch of each replica, where that is a step."""
         found: dict[str, int] = {}
         hints = {"seq_len": "-s, tokens of a sequence", "global_batch": "-b, sequences of a step over all GPUs"}
         for name, hint in hints.items():
@@ -344,6 +344,10 @@ class _Reading:
             if mine is not None and asked is not None and mine != asked:
                 self.differs(name, mine, asked)
             value = asked if mine is None else mine
+            if value is None and name == "global_batch" and cluster is not None and "micro_batch" in knobs and knobs.get("pp", 1) == 1:
+                ranks = knobs.get("tp", 1) * knobs.get("cp", 1)
+                value = knobs["micro_batch"] * max(cluster.gpus // ranks, 1)
+                self.assumed[name] = f"{value}: micro batches of {knobs['micro_batch']}, one a step of each replica, as nothing tells more"
             if value is None:
                 self.ask(name, hint)
             else:
@@ -371,6 +375,11 @@ class _Reading:
             value = option if told is None else told
             if value is not None and not (name == "lora_rank" and (self.found.job.get("task") or defaults.task) != "lora"):
                 fields[name] = value
+        precision = str(fields.get("precision", "bf16"))
+        if precision in PEAK_OF and not any(peak in cluster.gpu.peak for peak in PEAK_OF[precision]):
+            text = f"{cluster.gpu.name} has no {precision}: it has {', '.join(cluster.gpu.peak)}"
+            self.broken += (Broken(rule="precision", severity="error", text=text, source="the GPU's data sheet"),)
+            return None
         fields |= {"calibration": defaults.calibration, "price": defaults.price if defaults.tokens is not None else None}
         if model.positions == "learned" and model.max_positions and values["seq_len"] > model.max_positions:
             fields["model"] = model.replace(max_positions=values["seq_len"])

@@ -76,7 +76,7 @@ def _verdict(launch: dict[str, Any], most: int = 100) -> str:
     """Return the status in words, with the first few (`most`) of the rules that are broken or parts that are missing."""
     lacking = [problem["path"] for problem in launch["problems"] if problem["rule"] == "is not said"]
     if launch["status"] == "unclear" and not lacking:
-        return "unreadable"
+        return "unclear" if launch["framework"] else "unreadable"
     rules = [item["rule"] for item in launch["broken"] if item["severity"] == "error"]
     names = {"illegal": list(dict.fromkeys(rules)), "unclear": lacking}.get(launch["status"], [])
     more = f" and {len(names) - most} more" if len(names) > most else ""
