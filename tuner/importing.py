@@ -262,7 +262,9 @@ class _Reading:
             self.ask(f"model ({', '.join(lacking)})", "-m, a model that has it: a preset, a YAML file or a Hugging Face config.json")
             return None
         same = base is not None and all(fields[name] == getattr(base, name) for name in NEEDED)
-        fields.setdefault("name", base.name if same and base else _plain(self.where))
+        if same and base is not None and fields.get("name") in (None, "model", "config"):  # a folder's name, no model's
+            fields["name"] = base.name
+        fields.setdefault("name", _plain(self.where))
         if isinstance(fields.get("moe"), dict):
             fields["moe"] = {name: value for name, value in fields["moe"].items() if value is not None}
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.report.estimate import interval
-from tuner.report.table import Column, Page, Table, hidden_note
+from tuner.report.table import Column, Page, Table, hidden_note, wrapped
 from tuner.report.words import gigabytes, header_parts, labelled, percent, plan_words, probability, product, seconds, stage_name, word
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def launch_lines(launch: dict[str, Any], page: Page, gap: float, every: bool) ->
     kind = f" ({launch['format']})" if launch["format"] else ""
     verdict = _verdict(launch)
     title = f"{first}{kind}: {verdict}"
-    lines = [page.bold(title) if launch["status"] == "ok" else _style(launch, page)(title)]
+    style = page.bold if launch["status"] == "ok" else _style(launch, page)
+    lines = [style(line) for line in wrapped(title, page, indent=LABEL)]
 
     def say(label: str, text: str) -> None:
         lines.extend(labelled(label, text, page, LABEL))
