@@ -7,25 +7,25 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.answers import EstimateAnswer, answer_estimate, basis_of, cost_of, job_record, plain
+from tuner.answers import EstimateAnswer, answer_estimate, job_record, plain
+from tuner.better import Better, better_than
 from tuner.cost_model.estimate import estimate as evaluate
 from tuner.cost_model.explain import does_not_fit
 from tuner.cost_model.rules import RULES
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.forks import MEGATRON_DEEPSPEED, forked
-from tuner.importing import Imported, imported, request_found
+from tuner.importing import Imported, imported
 from tuner.launch_files import REQUEST, collect, known_formats
-from tuner.patching import patch_of, version_of
+from tuner.patching import patch_of
 from tuner.plan_text import plan_record
 from tuner.request import JOB_KEYS, read_calibration, read_request
-from tuner.search.space import RUNTIME
+from tuner.request_files import request_found
 from tuner.values import Problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tuner.answers import Broken, Cost
-    from tuner.cost_model.calibration import Calibration
+    from tuner.answers import Broken
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Found, Launcher, Unknown
     from tuner.launch_files import LaunchFiles
@@ -39,20 +39,6 @@ Status = Literal["ok", "slower", "does not fit", "illegal", "unclear"]
 GAP = 0.10
 LARGEST_GAP = 1000.0
 EXIT_CODES: Mapping[Status, int] = {"ok": 0, "unclear": 2, "slower": 3, "does not fit": 3, "illegal": 3}
-MOST_TRIED = 400  # plans of a search that a launcher is asked to write, best first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Better:
-    """The best plan that the launcher can spell. gain: how many times as fast as the one checked (None: that does not run); changes:
-    (knob, from, to).
-    """
-
-    plan: Plan
-    cost: Cost
-    gain: float | None
-    changes: tuple[tuple[str, Any, Any], ...]
-    record: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +162,7 @@ class _Asked:
     search: bool
     fix: bool
     progress: Progress | None
-    searched: dict[Any, tuple[Plan, ...]] = field(default_factory=dict)
+    searched: dict[Any, Plan | None] = field(default_factory=dict)
 
 
 def read_gap(value: Any) -> float:
@@ -238,7 +224,7 @@ def answer_check(
 def _defaults(given: Mapping[str, Any]) -> Request:
     """Return the options, each read once so that a wrong one is told by itself and not once a file."""
     from tuner import presets
-    from tuner.importing import counted
+    from tuner.alike import counted
     from tuner.launch.detection import named_cluster
     from tuner.values import whole
 
@@ -329,7 +315,9 @@ def _judged(
     launcher = None if launch.format == REQUEST or fork else known_formats()[launch.format]
     better, no_better = None, "not searched (--no-search)"
     if asked.search:
-        better, no_better = _better(job, plan, calibration, launcher, found.release, estimate if runs else None, asked)
+        better, no_better = better_than(
+            job, plan, calibration, launcher, found.release, estimate if runs else None, asked.searched, asked.progress
+        )
     status: Status = "illegal" if not what.legal else "does not fit" if not runs else "ok"
     if status == "ok" and better is not None and better.gain is not None and better.gain - 1.0 > asked.gap:
         status = "slower"
@@ -364,83 +352,3 @@ def _patch(launch: LaunchFiles, launcher: Launcher | None, job: Job, plan: Plan,
         return patch_of(launch, launcher, job, plan, best, release), ""
     except SpecError as error:
         return None, "; ".join(map(str, error.problems))
-
-
-def _better(
-    job: Job,
-    plan: Plan,
-    calibration: Calibration,
-    launcher: Launcher | None,
-    release: str,
-    estimate: EstimateAnswer | None,
-    asked: _Asked,
-) -> tuple[Better | None, str]:
-    """Return the best plan that the launcher can spell, or why there is none. estimate: of the plan checked, where that runs."""
-    on = tuple(knob for knob in RUNTIME if getattr(plan, knob))
-    key = (job.model_dump_json(), calibration.hash, launcher.name if launcher else "", release, on)
-    if key not in asked.searched:
-        asked.searched[key] = _best_plans(job, calibration, launcher, release, on, asked.progress)
-    plans = asked.searched[key]
-    if not plans:
-        spelled = f" and that {launcher.name} spells" if launcher else ""
-        return None, f"no plan of this job that is legal and fits{spelled} was found"
-    best = plans[0]
-    cost = cost_of(job, evaluate(job, best, calibration), basis_of(calibration))
-    gain = None if estimate is None else estimate.cost.step_s / cost.step_s
-    if gain is not None and gain <= 1.0:
-        return None, "it is as fast as the best plan that a search finds"
-    before, after = plan_record(plan, job.gpus), plan_record(best, job.gpus)
-    changes = tuple(
-        (knob, before[knob], after[knob]) for knob in after if before.get(knob) != after[knob] and knob not in ("edp", "fallback_tp")
-    )
-    return Better(plan=best, cost=cost, gain=gain, changes=changes, record=after), ""
-
-
-def _best_plans(
-    job: Job, calibration: Calibration, launcher: Launcher | None, release: str, on: tuple[str, ...], progress: Progress | None
-) -> tuple[Plan, ...]:
-    """Return the best plan of the search space (of what the launcher can spell), () where none is legal and fits. on: runtime knobs that
-    the launch has on: both states are looked at.
-    """
-    from tuner.search.exhaustive import sweep
-    from tuner.search.space import build_space
-
-    try:
-        space = build_space(job, _spellable(job, launcher, on))
-    except SpecError:
-        return ()
-    told = None if progress is None else lambda done, of: progress("plans", done, of)
-    for distinct in (False, True):
-        found = sweep(job, space, calibration, top_k=MOST_TRIED, distinct=distinct, progress=told)
-        for item in found.best:
-            plan = found.plan(item)
-            if launcher is None or _writes(launcher, job, plan, release):
-                return (plan,)
-        if len(found.best) < MOST_TRIED:
-            break
-    return ()
-
-
-def _spellable(job: Job, launcher: Launcher | None, on: tuple[str, ...]) -> Any:
-    """Return the space without knobs that a launcher cannot spell."""
-    from tuner.plan import Plan
-    from tuner.search.axes import default_axes
-    from tuner.search.space import AXES, SpaceSpec
-
-    cannot = frozenset() if launcher is None else frozenset(launcher.cannot)
-    axes: dict[str, Any] = {knob: [0, 1] for knob in on if knob not in cannot}
-    fix: dict[str, Any] = {knob: value for knob, value in plan_record(Plan(), job.gpus).items() if knob in cannot and knob in AXES}
-    if cannot & {"embedding_layers", "loss_layers"}:
-        fix["pipeline_layout"] = "even"
-    if "recompute_layers" in cannot and "recompute" not in cannot:
-        axes["recompute"] = [value for value in default_axes(job)["recompute"] if ":" not in str(value)]
-    return SpaceSpec(axes=axes, fix=fix)
-
-
-def _writes(launcher: Launcher, job: Job, plan: Plan, release: str) -> bool:
-    try:
-        launcher.write(job, plan, version_of(launcher, release))
-    except SpecError as error:
-        # what it cannot say of the model stays as the person's files say it
-        return all(problem.path in ("model", "precision", "task") for problem in error.problems)
-    return True

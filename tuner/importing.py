@@ -9,37 +9,32 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import presets
+from tuner.alike import SHAPE, counted, is_file, kind_of, model_like, with_nodes_of
 from tuner.answers import Broken, broken_by
-from tuner.cluster import Cluster, Domain
-from tuner.cost_model.rules import broken as broken_rules
+from tuner.certainty import certain
+from tuner.cluster import Cluster
 from tuner.errors import Problem, SpecError
 from tuner.job import PEAK_OF, Job, RampUp
 from tuner.launch.detection import named_cluster
 from tuner.launch.launchers.launcher import Found
 from tuner.load import load_spec
-from tuner.model import Model, Moe
+from tuner.model import Model
 from tuner.plan_defaults import filled
 from tuner.plan_text import KNOBS, parse_knobs
-from tuner.request import DEFAULT_FRAMEWORK, Request, job_values, read_job
-from tuner.values import Problems, read_ramp_up, whole
+from tuner.request import Request, read_job
+from tuner.request_files import JOB
+from tuner.values import read_ramp_up, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.plan import Plan
 
-CORE = ("layers", "hidden", "heads")
 NEEDED = ("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab")
-SHAPE = ("layers", "hidden", "heads", "ffn_hidden", "kv_heads")
-_COUNTED = re.compile(r"(.+?)\s*[x*:]\s*(\d{1,9})")
-# What a request says that its framework's files do too. The first of each is how a file says it.
-_JOB = ("precision", "attention", "task", "release", "lora_rank", "tokens")
-_ROOMY = 720_720  # a number that every degree up to 16 divides
 # The rule that is broken where a launcher itself finds a contradiction, by words of the key it found it at.
 _RULE_OF_KEY = (
     ("num_layers_per_virtual", "layers-pp-vpp"),
@@ -78,47 +73,6 @@ class Imported:
         return all(item.severity != "error" for item in self.broken)
 
 
-def request_found(path: str, text: str, defaults: Request) -> tuple[Found, Request]:
-    """Return what a job file with a plan says, and the options below it. Raises SpecError."""
-    from tuner.load import parse_yaml
-
-    keys = tuple(name for name in Request.__dataclass_fields__ if name != "job")
-    data: Any = parse_yaml(text, path)
-    values = job_values(data, Path(path), keys)
-    plan = values.pop("plan", None)
-    plan = values.pop("current", None) if plan is None else plan
-    knobs: Any = plan
-    if plan is not None and not isinstance(plan, dict):
-        from tuner.plan_text import split_knobs
-
-        texts = plan if isinstance(plan, list) else [plan]
-        knobs = {key: value for item in texts for key, value in split_knobs(str(item), f"{path}: plan").items()}
-    cluster = values.get("cluster")
-    kind, count = counted(str(cluster)) if cluster is not None else ("", None)
-    named = values.get("gpus")
-    problems = Problems()
-    gpus = problems.trying(lambda: whole(named, "gpus")) if named is not None else count
-    if cluster is not None and gpus is None and (own := problems.trying(lambda: named_cluster(kind))) is not None:
-        gpus = own.gpus  # as the other verbs take a cluster whose count nobody names
-    job = {name: values[name] for name in ("seq_len", "global_batch", "ramp_up", *_JOB) if name in values}
-    for name in ("seq_len", "global_batch"):
-        if name in job:
-            job[name] = problems.trying(lambda name=name: whole(job[name], name, thousand=1024 if name == "seq_len" else 0))  # type: ignore[misc]
-    if problems.found:
-        raise SpecError([dataclasses.replace(p, where=path, path=p.where) for p in problems.found])
-    found = Found(
-        framework=str(values.get("framework", defaults.framework or DEFAULT_FRAMEWORK)),
-        release=str(values.get("release", "")),
-        model={"preset": values["model"]} if "model" in values else {},
-        job=job,
-        plan=knobs or {},
-        gpus=gpus,
-        gpu=kind,
-    )
-    kept = {name: values[name] for name in ("calibration", "price", "tokens") if name in values}
-    return found, dataclasses.replace(defaults, **kept)
-
-
 def imported(found: Found, defaults: Request, where: str, *, words: str = "", needs_plan: bool = False) -> Imported:
     """Return the job and plan of what files say. where: the file that names the launch; words: its text, where it may name a model;
     defaults: the options, of which the files take what they do not say themselves; needs_plan: whether a plan of no knobs is none.
@@ -135,7 +89,7 @@ def imported(found: Found, defaults: Request, where: str, *, words: str = "", ne
     if framework is not None and model is not None and cluster is not None and not read.missing:
         job = read.job(framework, model, cluster, values, defaults)
     if job is None or knobs is None:
-        known = _certain(found, framework, model, cluster, values, knobs) if framework is not None and knobs is not None else ()
+        known = certain(found, framework, model, cluster, values, knobs) if framework is not None and knobs is not None else ()
         return read.done(None, None, (*read.broken, *known))
     plan, assumed = filled(job, knobs)
     read.assume(assumed, plan, job)
@@ -234,14 +188,14 @@ class _Reading:
     def _architecture(self, told: dict[str, Any], option: Model | None) -> Model | None:
         """Return the model of told dimensions. What is left out is that of the option's model or of a known one of these dimensions."""
         base, what = (
-            (option, "the option's model") if option is not None else (_like(told, self.words), "a known model of these dimensions")
+            (option, "the option's model") if option is not None else (model_like(told, self.words), "a known model of these dimensions")
         )
         if option is not None:
             apart = [name for name in SHAPE if told.get(name, getattr(option, name)) != getattr(option, name)]
             if apart:
                 mine = ", ".join(f"{name} {told[name]}" for name in apart)
                 self.differs("model", mine, f"{option.name} ({', '.join(f'{name} {getattr(option, name)}' for name in apart)})")
-                like = _like(told, self.words)
+                like = model_like(told, self.words)
                 base, what = (like, "a known model of these dimensions") if like else (option, what)
         fields = dict(told)
         if "heads" in told:
@@ -279,16 +233,16 @@ class _Reading:
         kind, number = ("", None) if option is None else counted(str(option)) if not isinstance(option, Cluster) else ("", option.gpus)
         base = option if isinstance(option, Cluster) else None
         told = self.found.gpu
-        if told and (in_file := _kind(told)) is not None:
-            if option is not None and base is None and (given := _kind(kind)) is not None and given.gpu.name != in_file.gpu.name:
+        if told and (in_file := kind_of(told)) is not None:
+            if option is not None and base is None and (given := kind_of(kind)) is not None and given.gpu.name != in_file.gpu.name:
                 self.differs("cluster", in_file.gpu.name, kind)
             elif option is not None and base is None:
-                in_file = _kind(kind) or in_file  # the same GPU, in the cluster that was named
+                in_file = kind_of(kind) or in_file  # the same GPU, in the cluster that was named
             base = in_file
         if base is None and option is not None:
             base = named_cluster(kind)
         asked = whole(defaults.gpus, "gpus") if defaults.gpus is not None else number
-        if base is not None and asked is None and option is not None and number is None and _is_file(str(option)):
+        if base is not None and asked is None and option is not None and number is None and is_file(str(option)):
             asked = base.gpus
         plan = self.found.plan
         gpus = self.found.gpus
@@ -313,7 +267,7 @@ class _Reading:
     def _sized(self, base: Cluster, gpus: int) -> Cluster | None:
         per_node = self.found.gpus_per_node
         if per_node and per_node != base.gpus_per_node and per_node < gpus:
-            fitted = _with_nodes_of(base, per_node)
+            fitted = with_nodes_of(base, per_node)
             if fitted is None:
                 self.contradictions.append(
                     f"gpus per node: the file says {per_node}, {base.name} has {base.gpus_per_node}: the cluster holds"
@@ -370,7 +324,7 @@ class _Reading:
 
     def job(self, framework: Any, model: Model, cluster: Cluster, values: Mapping[str, int], defaults: Request) -> Job | None:
         fields: dict[str, Any] = {"model": model, "cluster": cluster, "framework": framework, **values}
-        for name in _JOB:
+        for name in JOB:
             option, told = getattr(defaults, name), self.found.job.get(name, self.found.release or None if name == "release" else None)
             if told is not None and option is not None and str(told) != str(option):
                 self.differs(name, told, option)
@@ -436,71 +390,6 @@ def _plain(where: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(where.split(":")[0]).stem)[:60] or "model"
 
 
-def counted(text: str) -> tuple[str, int | None]:
-    """Return the kind and count of "h100x64" (count None: none named)."""
-    if _is_file(text) or presets_name(text):
-        return text, None
-    match = _COUNTED.fullmatch(text.strip()) if len(text) < 120 else None
-    return (match[1], int(match[2])) if match else (text, None)
-
-
-def presets_name(text: str) -> bool:
-    """Whether a text is a cluster preset's own name."""
-    return text.strip().lower() in presets.names("clusters")
-
-
-def _is_file(text: str) -> bool:
-    return "/" in text or text.lower().endswith((".yaml", ".yml", ".json")) or text.startswith("local")
-
-
-def _kind(text: str) -> Cluster | None:
-    try:
-        return named_cluster(counted(text)[0]) if not _is_file(text) or Path(text).exists() else None
-    except SpecError:
-        return None
-
-
-def _with_nodes_of(base: Cluster, per_node: int) -> Cluster | None:
-    """Return a cluster with nodes of another size, whose fastest links are those of a node; None where its links are not the nodes'."""
-    first = base.domains[0]
-    if first.size != base.gpus_per_node or per_node > base.gpus_per_node:
-        return None
-    domains: tuple[Domain, ...] = (first.replace(size=per_node), *base.domains[1:])
-    fields = {name: getattr(base, name) for name in Cluster.model_fields}
-    try:
-        return load_spec(Cluster, fields | {"gpus_per_node": per_node, "domains": domains, "gpus": per_node * 2}, "cluster", units=False)
-    except SpecError:
-        return None
-
-
-@cache
-def _shapes() -> tuple[Model, ...]:
-    return tuple(presets.model(name) for name in presets.names("models"))
-
-
-def _like(told: Mapping[str, Any], words: str = "") -> Model | None:
-    """Return the known model whose dimensions are all those that are told. Of several: one whose family `words` names, else the one with
-    the largest vocabulary, which needs the most memory.
-    """
-    if not all(name in told for name in CORE):
-        return None
-    moe = told.get("moe") or {}
-    alike = [
-        model
-        for model in _shapes()
-        if all(getattr(model, name) == told[name] for name in (*SHAPE, "vocab") if name in told)
-        and (model.moe is not None) == bool(moe)
-        and (not moe or model.moe is None or model.moe.experts == moe.get("experts", model.moe.experts))
-    ]
-    text = re.sub(r"[^a-z0-9]", "", words.lower())
-    return max(alike, key=lambda m: (_family(m) in text, m.vocab), default=None)
-
-
-def _family(model: Model) -> str:
-    """Return "llama3" of llama3-70b and llama3.1-70b."""
-    return re.sub(r"[^a-z0-9]", "", re.split(r"[-.]", model.name.lower())[0])
-
-
 def _contradiction(problem: Problem, framework: str) -> Broken:
     key = re.sub(r"[-.]", "_", problem.path.lstrip("-"))
     rule = next((rule for words, rule in _RULE_OF_KEY if words in key), "contradiction")
@@ -526,63 +415,3 @@ def _stated_dp(job: Job, knobs: Mapping[str, int], plan: Plan) -> tuple[Broken, 
         return ()
     text = f"dp = {dp} must be {job.gpus // ranks}: gpus = {job.gpus} over tp*pp*cp = {plan.tp}*{plan.pp}*{plan.cp}"
     return (Broken(rule="mesh", severity="error", text=text, source="the product of the degrees is the number of GPUs"),)
-
-
-# -- what is broken whatever the missing parts are
-
-
-def _certain(
-    found: Found, framework: Any, model: Model | None, cluster: Cluster | None, values: Mapping[str, int], knobs: Mapping[str, int]
-) -> tuple[Broken, ...]:
-    """Return the error rules that a plan breaks for any value of what is not told: those that it breaks where each missing dimension is one
-    that everything divides, and the GPUs are as many as the degrees want.
-    """
-    try:
-        job = _roomy(found, framework, model, cluster, values, knobs)
-        plan, _ = filled(job, knobs)
-    except (SpecError, ValueError):
-        return ()
-    told = {"dp"} & set(knobs)
-    ours = [(rule, text) for rule, text in broken_rules(job, plan) if rule.severity == "error" and not (rule.id == "batch" and told)]
-    return tuple(Broken(rule=rule.id, severity="error", text=text, source=rule.source) for rule, text in ours)
-
-
-def _roomy(
-    found: Found, framework: Any, model: Model | None, cluster: Cluster | None, values: Mapping[str, int], knobs: Mapping[str, int]
-) -> Job:
-    degree = {name: max(int(knobs.get(name, 1)), 1) for name in ("tp", "pp", "cp", "ep", "etp", "dp", "vpp", "micro_batch")}
-    whole_of = math.lcm(degree["tp"] * degree["pp"] * degree["cp"] * degree["dp"], degree["etp"] * degree["ep"] * degree["pp"])
-    told = dict(found.model) if model is None else {}
-    told.pop("preset", None)
-    every = math.lcm(_ROOMY, *degree.values())
-    layers = degree["pp"] * degree["vpp"] * max(2520 // (degree["pp"] * degree["vpp"]), 1)
-    moe_told = told.get("moe") or {}
-    experts = {"experts": every, "top_k": 1, "expert_ffn_hidden": every, **{k: v for k, v in moe_told.items() if v is not None}}
-    dense = bool(told) and not moe_told and any(name in told for name in CORE)
-    fields: dict[str, Any] = {
-        "name": "told-in-part", "layers": layers, "hidden": every * 128, "ffn_hidden": every, "heads": every, "kv_heads": every,
-        "head_dim": 128, "vocab": every, **{name: value for name, value in told.items() if value is not None},
-    }  # fmt: skip
-    if "heads" in told and "kv_heads" not in told:
-        fields["kv_heads"] = told["heads"]
-    if "kv_heads" in told and "heads" not in told:
-        fields["heads"] = math.lcm(every, told["kv_heads"])
-    fields["moe"] = None if dense or (degree["ep"] == 1 and not moe_told) else Moe(**experts)
-    architecture = model or load_spec(Model, fields, "model", units=False)
-    gpus = found.gpus or (cluster.gpus if cluster else whole_of)
-    base = presets.cluster("dgx-h100") if cluster is None else cluster
-    node = next(n for n in (8, 4, 2, 1) if gpus % n == 0)
-    if cluster is None:
-        base = (_with_nodes_of(base, node) or base) if node < 8 and gpus > 8 else base
-        base = base if base.gpus == gpus else presets.with_gpus(base, gpus, "gpus")
-    batch = values.get("global_batch") or degree["micro_batch"] * degree["pp"] * max(
-        gpus // (degree["tp"] * degree["pp"] * degree["cp"]), 1
-    )
-    return Job(
-        model=architecture,
-        cluster=base,
-        framework=framework,
-        seq_len=values.get("seq_len") or min(2 * every, 100_000_000),
-        global_batch=min(batch, 100_000_000),
-        attention=framework.defaults.attention.value,
-    )
