@@ -252,6 +252,88 @@ def test_a_wrong_gap_is_refused(text: Any) -> None:
         read_gap(text)
 
 
+BASE = (
+    "--num-layers 24 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 --vocab-size 50304 --seq-length 2048 "
+    "--micro-batch-size 1 --global-batch-size 64 --bf16 "
+)
+MOE = "--num-experts 8 --moe-router-topk 2 --moe-shared-expert-intermediate-size 2048 "
+# A launch of 8 GPUs, and the rule that it breaks (Megatron-LM's own file and line stand with each rule).
+RULES = {
+    "heads-tp": BASE.replace("heads 16", "heads 12") + "--tensor-model-parallel-size 8",
+    "kv-heads-tp": BASE + "--group-query-attention --num-query-groups 2 --num-attention-heads 18 --hidden-size 2304 "
+    "--tensor-model-parallel-size 3",
+    "layers-pp-vpp": BASE.replace("layers 24", "layers 46") + "--pipeline-model-parallel-size 4",
+    "vpp-microbatches": BASE.replace("size 64", "size 12") + "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2",
+    "vpp-p2p": BASE + "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",
+    "vpp-pp": BASE + "--num-virtual-stages-per-pipeline-rank 2",
+    "vpp-group": BASE + "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+    "--microbatch-group-size-per-virtual-pipeline-stage 3",
+    "batch": BASE.replace("size 64", "size 60"),
+    "mesh": BASE + "--tensor-model-parallel-size 16",
+    "seq-cp": BASE.replace("length 2048", "length 2052") + "--context-parallel-size 8",
+    "seq-sp": BASE.replace("length 2048", "length 2050") + "--tensor-model-parallel-size 4 --sequence-parallel",
+    "heads-cp": BASE.replace("heads 16", "heads 4") + "--context-parallel-size 8 --cp-comm-type a2a",
+    "tp-overlap-sp": BASE + "--tensor-model-parallel-size 2 --tp-comm-overlap",
+    "moe-tp-sp": BASE + MOE + "--tensor-model-parallel-size 2 --expert-model-parallel-size 2",
+    "experts-ep": BASE + MOE.replace("experts 8", "experts 12") + "--expert-model-parallel-size 8",
+    "dense-experts": BASE + "--expert-model-parallel-size 2",
+    "recompute": BASE + "--recompute-granularity full",
+    "zero-pp-megatron": BASE + "--pipeline-model-parallel-size 2 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+    "offload-activations": BASE + "--pipeline-model-parallel-size 2 --cpu-offloading-num-layers 4",
+    "saved-activations-sp": BASE + "--tensor-model-parallel-size 2 --sequence-parallel --distribute-saved-activations",
+    "hybrid-cp": BASE + "--pipeline-model-parallel-size 2 --hybrid-context-parallel",
+    "shared-expert-overlap": BASE
+    + MOE
+    + "--moe-shared-expert-overlap --recompute-granularity selective --recompute-modules shared_experts",
+    "ramp-up": BASE + "--rampup-batch-size 6 6 1000",
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_is_found_in_a_script_and_mended(rule: str, tmp_path: Path) -> None:
+    lay(tmp_path, {"run.sh": f"#!/bin/bash\ntorchrun --nproc_per_node 8 pretrain_gpt.py {RULES[rule]}\n"})
+    found = one(tuner.check(tmp_path / "run.sh", cluster="h100", no_search=True))
+    assert rule in broken(found), found.broken
+    assert found.status == "illegal" and found.exit_code == 3
+    said = next(item for item in found.broken if item.rule == rule)
+    assert (said.source and "run.sh:2" in said.text) or rule in ("ramp-up", "precision")
+
+
+def test_a_launch_that_breaks_no_rule_is_legal(tmp_path: Path) -> None:
+    groups = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
+    fine = {
+        "plain.sh": BASE,
+        "groups.sh": f"{BASE.replace('size 64', 'size 12')}{groups} --microbatch-group-size-per-virtual-pipeline-stage 6",
+        "moe.sh": BASE + MOE + "--expert-model-parallel-size 8 --moe-shared-expert-overlap",
+    }
+    lay(tmp_path, {name: f"torchrun --nproc_per_node 8 pretrain_gpt.py {words}\n" for name, words in fine.items()})
+    for found in tuner.check(tmp_path, cluster="h100", no_search=True).checked:
+        assert found.status == "ok" and not broken(found), found
+
+
+def test_zero_2_with_a_pipeline_of_deepspeed_is_refused(tmp_path: Path) -> None:
+    config = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}, "pipeline": {"stages": 2}}'
+    lay(tmp_path, {"ds_config.json": config})
+    found = one(
+        tuner.check(tmp_path / "ds_config.json", model="llama3-8b", cluster="h100x8", seq_len=2048, global_batch=64, no_search=True)
+    )
+    assert broken(found) == {"zero-pp-deepspeed"}
+
+
+def test_a_script_of_megatron_deepspeed_has_its_own_framework(tmp_path: Path) -> None:
+    """By hand, of BLOOM's run: tp 4, pp 12 of 384 GPUs leave dp 8; 70 layers, embedding and loss are dealt to 12 stages of 6."""
+    words = (
+        "--num-layers 70 --hidden-size 14336 --num-attention-heads 112 --seq-length 2048 --micro-batch-size 2 --global-batch-size 2048 "
+        "--bf16 --position-embedding-type alibi --embed-layernorm --pad-vocab-size-to 250880 --pp-partition-method 'type:transformer|embedding' "
+        "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 --checkpoint-activations --deepspeed --zero-stage 0"
+    )
+    lay(tmp_path, {"bloom.slurm": f"#!/bin/bash\nsrun torchrun --nnodes 48 --nproc_per_node 8 pretrain_gpt.py {words}\n"})
+    found = one(tuner.check(tmp_path / "bloom.slurm", cluster="a100", no_search=True))
+    assert found.framework == "megatron-deepspeed" and found.status == "ok" and not found.unknown
+    assert found.job is not None and found.plan is not None
+    assert (int(found.plan.dp(384)), found.plan.zero, found.job.model.positions, found.job.model.vocab) == (8, 1, "alibi", 250880)
+
+
 # --- edits of each launcher's own files
 
 

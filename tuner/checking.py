@@ -16,6 +16,7 @@ from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.forks import MEGATRON_DEEPSPEED, forked
 from tuner.importing import Imported, imported
 from tuner.launch_files import REQUEST, collect, known_formats
+from tuner.launch_rules import flags_told, with_flags
 from tuner.patching import patch_of
 from tuner.plan_text import plan_record
 from tuner.request import JOB_KEYS, read_calibration, read_request
@@ -252,6 +253,8 @@ def _checked(launch: LaunchFiles, asked: _Asked) -> Checked:
         found, defaults = _found(launch, asked.defaults)
         words = "\n".join((*launch.files, *launch.files.values()))
         what = imported(found, defaults, launch.name, words=words, needs_plan=launch.format == REQUEST)
+        if what.job is not None and what.plan is not None:
+            what = dataclasses.replace(what, broken=with_flags(what.broken, found, what.job, what.plan))
     except SpecError as error:
         return Checked(**base, framework="", status="unclear", problems=error.problems)
     base |= {
@@ -294,7 +297,7 @@ def _says(pattern: re.Pattern[str], line: str) -> bool:
 
 def _found(launch: LaunchFiles, defaults: Request) -> tuple[Found, Request]:
     if launch.found is not None:
-        return forked(launch.found), defaults
+        return flags_told(forked(launch.found)), defaults
     ((name, text),) = launch.files.items()
     return request_found(name, text, defaults)
 
