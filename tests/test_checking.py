@@ -324,7 +324,8 @@ def test_a_script_of_megatron_deepspeed_has_its_own_framework(tmp_path: Path) ->
     """By hand, of BLOOM's run: tp 4, pp 12 of 384 GPUs leave dp 8; 70 layers, embedding and loss are dealt to 12 stages of 6."""
     words = (
         "--num-layers 70 --hidden-size 14336 --num-attention-heads 112 --seq-length 2048 --micro-batch-size 2 --global-batch-size 2048 "
-        "--bf16 --position-embedding-type alibi --embed-layernorm --pad-vocab-size-to 250880 --pp-partition-method 'type:transformer|embedding' "
+        "--bf16 --position-embedding-type alibi --embed-layernorm --pad-vocab-size-to 250880 "
+        "--pp-partition-method 'type:transformer|embedding' "
         "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 --checkpoint-activations --deepspeed --zero-stage 0"
     )
     lay(tmp_path, {"bloom.slurm": f"#!/bin/bash\nsrun torchrun --nnodes 48 --nproc_per_node 8 pretrain_gpt.py {words}\n"})
