@@ -15,9 +15,9 @@ from tuner import presets
 from tuner.errors import SpecError
 from tuner.hf_config import read_hf_config
 from tuner.launch.launchers.deepspeed import DeepSpeed
-from tuner.launch.launchers.hf_model import hf_model
+from tuner.launch.launchers.hf.model import hf_model
+from tuner.launch.launchers.hf.train_scripts import ACCELERATE, DEEPSPEED
 from tuner.launch.launchers.launcher import Found, Written
-from tuner.launch.launchers.train_scripts import ACCELERATE, DEEPSPEED
 from tuner.plan_defaults import read_plan
 
 LAUNCHER = DeepSpeed()

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tuner.errors import SpecError
-from tuner.launch.launchers.launch_line import launches
-from tuner.launch.launchers.shell import Script, read_script
+from tuner.launch.launchers.texts.launch_line import launches
+from tuner.launch.launchers.texts.shell import Script, read_script
 
 
 def texts(script: Script) -> list[list[str]]:

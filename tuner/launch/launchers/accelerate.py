@@ -16,11 +16,11 @@ import yaml
 
 from tuner.errors import Problem, SpecError
 from tuner.hf_config import read_hf_config
-from tuner.launch.launchers.hf_model import HfModel, checked_model
-from tuner.launch.launchers.keys import Key, count, flag, nested, take
+from tuner.launch.launchers.hf.model import HfModel, checked_model
+from tuner.launch.launchers.hf.train_scripts import ACCELERATE as TRAIN
+from tuner.launch.launchers.hf.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script, spread
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, merged, refused, unspelled
-from tuner.launch.launchers.train_scripts import ACCELERATE as TRAIN
-from tuner.launch.launchers.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script, spread
+from tuner.launch.launchers.tables.keys import Key, count, flag, nested, take
 from tuner.load import parse_json, parse_yaml
 from tuner.plan import CP_KINDS, FULL, OFFLOADS
 

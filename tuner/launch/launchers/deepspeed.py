@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import Problem, SpecError
 from tuner.hf_config import read_hf_config
-from tuner.launch.launchers.hf_model import HfModel, checked_model
-from tuner.launch.launchers.keys import Key, count, flag, nested, take
+from tuner.launch.launchers.hf.model import HfModel, checked_model
+from tuner.launch.launchers.hf.train_scripts import DEEPSPEED as TRAIN
+from tuner.launch.launchers.hf.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, merged, refused, unspelled
-from tuner.launch.launchers.train_scripts import DEEPSPEED as TRAIN
-from tuner.launch.launchers.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script
+from tuner.launch.launchers.tables.keys import Key, count, flag, nested, take
 from tuner.load import parse_json
 from tuner.plan import FULL, OFFLOADS
 

@@ -15,22 +15,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.errors import one_problem
-from tuner.launch.launchers import megatron_core, megatron_plan
-from tuner.launch.launchers.launch_line import launches
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled
-from tuner.launch.launchers.megatron_layout import parse_pattern
+from tuner.launch.launchers.megatron import core as megatron_core
+from tuner.launch.launchers.megatron import plan as megatron_plan
+from tuner.launch.launchers.megatron.layout import parse_pattern
+from tuner.launch.launchers.megatron.model import BARE
 from tuner.launch.launchers.megatron_lm import environment_lines, flags_of
-from tuner.launch.launchers.megatron_model import BARE
 from tuner.launch.launchers.primus import preset_of
-from tuner.launch.launchers.settings import Dialect, Setting, refusal, shown
-from tuner.launch.launchers.shell import read_script
+from tuner.launch.launchers.tables.settings import Dialect, Setting, refusal, shown
+from tuner.launch.launchers.texts.launch_line import launches
+from tuner.launch.launchers.texts.shell import read_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.job import Job
-    from tuner.launch.launchers.launch_line import Launch
-    from tuner.launch.launchers.shell import Script, Word
+    from tuner.launch.launchers.texts.launch_line import Launch
+    from tuner.launch.launchers.texts.shell import Script, Word
     from tuner.plan import Plan
 
 NAME = "megatron-bridge"

@@ -13,20 +13,21 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.errors import one_problem
-from tuner.launch.launchers import megatron_core, megatron_plan
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled
-from tuner.launch.launchers.megatron_layout import parse_pattern
+from tuner.launch.launchers.megatron import core as megatron_core
+from tuner.launch.launchers.megatron import plan as megatron_plan
+from tuner.launch.launchers.megatron.layout import parse_pattern
+from tuner.launch.launchers.megatron.model import BARE
 from tuner.launch.launchers.megatron_lm import environment_lines
-from tuner.launch.launchers.megatron_model import BARE
 from tuner.launch.launchers.primus import preset_of
-from tuner.launch.launchers.python_source import read_python
-from tuner.launch.launchers.settings import Dialect, Setting, refusal, shown
+from tuner.launch.launchers.tables.settings import Dialect, Setting, refusal, shown
+from tuner.launch.launchers.texts.python_source import read_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.job import Job
-    from tuner.launch.launchers.python_source import Said
+    from tuner.launch.launchers.texts.python_source import Said
     from tuner.plan import Plan
 
 NAME = "nemo"

@@ -16,18 +16,19 @@ import yaml
 
 from tuner import presets
 from tuner.errors import Problem, SpecError, one_problem
-from tuner.launch.launchers import megatron_core, megatron_plan
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled
-from tuner.launch.launchers.megatron_model import BARE
-from tuner.launch.launchers.settings import Dialect, Setting, shown
-from tuner.launch.launchers.shell import read_script
+from tuner.launch.launchers.megatron import core as megatron_core
+from tuner.launch.launchers.megatron import plan as megatron_plan
+from tuner.launch.launchers.megatron.model import BARE
+from tuner.launch.launchers.tables.settings import Dialect, Setting, shown
+from tuner.launch.launchers.texts.shell import read_script
 from tuner.load import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tuner.job import Job
-    from tuner.launch.launchers.shell import Script
+    from tuner.launch.launchers.texts.shell import Script
     from tuner.plan import Plan
 
 NAME = "primus"

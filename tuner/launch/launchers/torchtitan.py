@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.launch.launchers import titan_models as models
-from tuner.launch.launchers import titan_reading
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, refuse_unspelled
-from tuner.launch.launchers.scripts import EXPANDABLE, torchrun_script
-from tuner.launch.launchers.sources import toml_text
-from tuner.launch.launchers.titan_keys import LOOPED, NAME, POLICIES, SINGLE, TABLES, VERSIONS
-from tuner.launch.launchers.vocabulary import known_version, refusal, spelled
+from tuner.launch.launchers.tables.vocabulary import known_version, refusal, spelled
+from tuner.launch.launchers.texts.scripts import EXPANDABLE, torchrun_script
+from tuner.launch.launchers.texts.sources import toml_text
+from tuner.launch.launchers.titan import models
+from tuner.launch.launchers.titan import reading as titan_reading
+from tuner.launch.launchers.titan.keys import LOOPED, NAME, POLICIES, SINGLE, TABLES, VERSIONS
 from tuner.plan import CP_KINDS, FULL, OFFLOADS, SCHEDULES
 from tuner.plan_text import default_recompute, recompute_text
 

@@ -13,8 +13,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import Problem, one_problem
-from tuner.launch.launchers.keys import SHOWN, Key, count, flag
 from tuner.launch.launchers.launcher import Unknown
+from tuner.launch.launchers.tables.keys import SHOWN, Key, count, flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from tuner.launch.launchers.shell import Word, read_script
+from tuner.launch.launchers.texts.shell import Word, read_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tuner.launch.launchers.shell import Script
+    from tuner.launch.launchers.texts.shell import Script
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"python[\d.]{0,6}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import Problem, SpecError
-from tuner.launch.launchers.megatron_layout import moe_pattern, parse_pattern, read_moe_pattern
-from tuner.launch.launchers.settings import Aspect, Kind, Meaning
+from tuner.launch.launchers.megatron.layout import moe_pattern, parse_pattern, read_moe_pattern
+from tuner.launch.launchers.tables.settings import Aspect, Kind, Meaning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Unknown
-    from tuner.launch.launchers.settings import Ask, Dialect, Values
+    from tuner.launch.launchers.tables.settings import Ask, Dialect, Values
     from tuner.model import Model
 
 KINDS: Mapping[str, Kind] = {

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tuner.errors import one_problem
-from tuner.launch.launchers.shell_words import Part, tokens
+from tuner.launch.launchers.texts.shell_words import Part, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tuner.launch.launchers.shell_words import Token
+    from tuner.launch.launchers.texts.shell_words import Token
 
 LONGEST_VALUE = 200_000
 _MOST_WORDS = 200_000

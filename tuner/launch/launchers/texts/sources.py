@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import one_problem
-from tuner.launch.launchers.vocabulary import Told
+from tuner.launch.launchers.tables.vocabulary import Told
 from tuner.load import parse_yaml
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tuner.launch.launchers.vocabulary import Key, one_of, text, truth, whole, whole_from
+from tuner.launch.launchers.tables.vocabulary import Key, one_of, text, truth, whole, whole_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

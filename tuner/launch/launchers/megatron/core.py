@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import SpecError
-from tuner.launch.launchers import megatron_model, megatron_plan
 from tuner.launch.launchers.launcher import Found
-from tuner.launch.launchers.megatron_model import MODEL
-from tuner.launch.launchers.megatron_plan import PLAN, is_fsdp
-from tuner.launch.launchers.settings import Ask, Values, checked_values, together, written
+from tuner.launch.launchers.megatron import model as megatron_model
+from tuner.launch.launchers.megatron import plan as megatron_plan
+from tuner.launch.launchers.megatron.model import MODEL
+from tuner.launch.launchers.megatron.plan import PLAN, is_fsdp
+from tuner.launch.launchers.tables.settings import Ask, Values, checked_values, together, written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Unknown
-    from tuner.launch.launchers.settings import Dialect, Setting
+    from tuner.launch.launchers.tables.settings import Dialect, Setting
     from tuner.plan import Plan
 
 KINDS = {**megatron_model.KINDS, **megatron_plan.KINDS}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import SpecError
 from tuner.launch.launchers.launcher import Unknown
-from tuner.launch.launchers.megatron_layout import counted, layout_of, parse_layout
-from tuner.launch.launchers.settings import Aspect, Kind, Meaning, refusal
+from tuner.launch.launchers.megatron.layout import counted, layout_of, parse_layout
+from tuner.launch.launchers.tables.settings import Aspect, Kind, Meaning, refusal
 from tuner.plan import ALL_LAYERS, CP_KINDS, FULL, OFFLOADS, RECOMPUTE_MODULES
 from tuner.plan_text import layout_text
 from tuner.plan_text import parse_layout as parse_layout_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tuner.errors import Problem
     from tuner.job import Job
-    from tuner.launch.launchers.settings import Ask, Dialect, Values
+    from tuner.launch.launchers.tables.settings import Ask, Dialect, Values
     from tuner.plan import Plan
 
 OPTIMIZER, ACTIVATIONS = OFFLOADS["optimizer"], OFFLOADS["activations"]

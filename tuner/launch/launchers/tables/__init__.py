@@ -1,0 +1,1 @@
+"""Vocabularies as tables: what a key or flag means, and how its value is written and read."""

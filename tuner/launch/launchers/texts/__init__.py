@@ -1,0 +1,1 @@
+"""Texts that launchers write and read: shell scripts, Python, TOML and YAML; nothing is ever run."""

@@ -1,0 +1,1 @@
+"""torchtitan's keys, model flavors and how its files are read."""
