@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tuner.errors import SpecError
-from tuner.launch.launchers import megatron_plan
 from tuner.launch.launchers.launcher import used
+from tuner.launch.launchers.megatron import plan as megatron_plan
 from tuner.launch_files import SCRIPTS
 from tuner.load import parse_yaml, read_text
 from tuner.patching.diffs import diff_of

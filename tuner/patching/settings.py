@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tuner.errors import SpecError
-from tuner.launch.launchers.launch_line import launches
 from tuner.launch.launchers.megatron_lm import flags_of
-from tuner.launch.launchers.shell import read_script
+from tuner.launch.launchers.texts.launch_line import launches
+from tuner.launch.launchers.texts.shell import read_script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
