@@ -299,6 +299,23 @@ def test_each_rule_is_found_in_a_script_and_mended(rule: str, tmp_path: Path) ->
     assert (said.source and "run.sh:2" in said.text) or rule in ("ramp-up", "precision")
 
 
+@pytest.mark.parametrize("rule", ["heads-tp", "layers-pp-vpp", "vpp-p2p", "batch", "mesh", "moe-tp-sp", "recompute", "ramp-up"])
+def test_an_illegal_script_is_mended_by_changing_few_lines(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = RULES[rule].strip().replace(" --", " \\\n    --")
+    monkeypatch.chdir(lay(tmp_path, {"run.sh": f"#!/bin/bash\ntorchrun --nproc_per_node 8 pretrain_gpt.py \\\n    {words}\n"}))
+    answer = tuner.check("run.sh", cluster="h100", fix=True)
+    patch = one(answer).patch
+    assert patch is not None and patch.edited
+    apply(answer.diff, tmp_path)
+    after = one(tuner.check("run.sh", cluster="h100", no_search=True))
+    if rule == "ramp-up":  # no plan mends it
+        assert broken(after) == {rule} and any("still broken" in note for note in patch.notes)
+    else:
+        assert after.status == "ok", after.broken
+    changed = [line for line in answer.diff.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
+    assert len(changed) <= 12, answer.diff
+
+
 def test_a_launch_that_breaks_no_rule_is_legal(tmp_path: Path) -> None:
     groups = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
     fine = {

@@ -329,6 +329,9 @@ def _judged(
         no_patch = f"{launch.format}'s words are written, and {found.framework} has others"
     elif asked.fix and better is not None and status in ("illegal", "does not fit", "slower"):
         patch, no_patch = _patch(launch, launcher, job, plan, better.plan, found.release)
+        kept = [item for item in what.broken if item.rule in ("ramp-up", "contradiction") and item.severity == "error"]
+        left = [f"still broken, mend it by hand: {item.text} [{item.rule}]" for item in (*kept, *with_flags((), found, job, better.plan))]
+        patch = patch and dataclasses.replace(patch, notes=(*patch.notes, *left))
     return Checked(
         **base,
         status=status,

@@ -30,6 +30,7 @@ CONFIGS = (".yaml", ".yml", ".json", ".toml", ".py")
 _LEFT_OUT = {"node_modules", "__pycache__", "venv", "site-packages"}
 # Where several know a file, the one that is more particular is asked first.
 _ORDER = ("neutral", "primus", "megatron-bridge", "nemo", "megatron-lm", "nanotron", "maxtext", "torchtitan", "accelerate", "deepspeed")
+_DEGREES = {"tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "shard_group"}
 _NAMED = re.compile(r"[\w.${}/~+:@-]{1,300}\.(?:yaml|yml|json|toml|py)\b")
 _FOLDER = re.compile(r"--?(?:model[\w-]{0,40}|config[\w-]{0,40})[ =][\"']?([\w./${}-]{1,200})")
 _REQUEST_KEYS = re.compile(r"^(?:plan|current):", re.MULTILINE)
@@ -336,7 +337,7 @@ def _launch(files: Sequence[str], owner: Sequence[str], pile: _Pile, formats: Ma
         if best is None or score > best[0]:
             best = (score, key, found)
     named = any(name in pile.named for name in files)
-    if best is not None and (named or best[2].plan or best[2].model):
+    if best is not None and (named or _launches(best[2])):
         return LaunchFiles(files=texts, format=best[1], found=best[2])
     if best is not None:
         pile.skip("launching nothing")
@@ -347,6 +348,13 @@ def _launch(files: Sequence[str], owner: Sequence[str], pile: _Pile, formats: Ma
         pile.skip("launching nothing")
         return None
     return LaunchFiles(files=texts, format=key, problems=problems)
+
+
+def _launches(found: Found) -> bool:
+    """Whether files say more than a word of a launcher in passing: a degree, a model, or GPUs with a batch or a length."""
+    told = {name for name in found.plan if name not in found.assumed}
+    numbers = {name for name in ("seq_len", "global_batch") if name in found.job and name not in found.assumed}
+    return bool(told & _DEGREES or found.model or (found.gpus and numbers))
 
 
 def _readable(launcher: Launcher, texts: Mapping[str, str]) -> dict[str, str]:

@@ -102,7 +102,8 @@ class MaxText:
             return any(
                 word in start for word in ("per_device_batch_size", "base_emb_dim", "ici_fsdp_parallelism", "ici_tensor_parallelism")
             )
-        return "maxtext" in start.lower()
+        script = name.endswith((".sh", ".slurm", ".sbatch", ".bash")) or text.startswith("#!")
+        return script and "maxtext" in start.lower()
 
     def read(self, files: Mapping[str, str]) -> Found:
         """Return what these files say: YAML first, then key=value words of scripts, which override it."""

@@ -98,7 +98,8 @@ class Torchtitan:
             return "[parallelism]" in start or ("[training]" in start and "[model]" in start)
         if name.endswith(".py"):
             return "torchtitan" in start and "def " in start
-        return "torchtitan" in start or "run_train.sh" in start
+        script = name.endswith((".sh", ".slurm", ".sbatch", ".bash")) or text.startswith("#!")
+        return script and ("torchtitan" in start or "run_train.sh" in start)
 
     def read(self, files: Mapping[str, str]) -> Found:
         """Return what these files say: TOML first, then Python, then flags, each over the ones before, as torchtitan does."""
