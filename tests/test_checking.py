@@ -189,6 +189,24 @@ def test_what_is_missing_is_asked_for_with_its_option(tmp_path: Path) -> None:
     assert [(problem.path, "-c" in problem.hint) for problem in found.problems] == [("GPU", True)]
 
 
+@pytest.mark.parametrize(
+    ("line", "gpu"),
+    [
+        ("--gres=gpu:h100:8", "h100-sxm-80gb"),
+        ("--gpus-per-node=a100:8", "a100-sxm-80gb"),
+        ("--constraint=h200", "h200-sxm-141gb"),
+        ("--gres=gpu:8", None),
+        ("--constraint=fast", None),
+    ],
+)
+def test_the_kind_of_gpu_may_stand_in_the_slurm_header(line: str, gpu: str | None, tmp_path: Path) -> None:
+    lay(tmp_path, {"run.slurm": MEGATRON.replace("#!/bin/bash\n", f"#!/bin/bash\n#SBATCH --nodes=8\n#SBATCH {line}\n")})
+    found = one(tuner.check(tmp_path / "run.slurm", no_search=True))
+    assert (found.job.cluster.gpu.name if found.job else None) == gpu
+    told = one(tuner.check(tmp_path / "run.slurm", cluster="b200", no_search=True))  # an option is meant
+    assert told.job is not None and told.job.cluster.gpu.name == "b200-sxm-180gb"
+
+
 def test_a_rule_is_told_with_the_line_of_its_flag_and_the_nearest_value(tmp_path: Path) -> None:
     lay(tmp_path, {"pretrain.sh": MEGATRON.replace("TP=8", "TP=16").replace("64 \\", "72 \\").replace("PP=4", "PP=4")})
     found = one(tuner.check(tmp_path / "pretrain.sh", cluster="h100", no_search=True))

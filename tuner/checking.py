@@ -16,7 +16,7 @@ from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.forks import MEGATRON_DEEPSPEED, forked
 from tuner.importing import Imported, imported
 from tuner.launch_files import REQUEST, collect, known_formats
-from tuner.launch_rules import flags_told, with_flags
+from tuner.launch_rules import flags_told, with_flags, with_gpu
 from tuner.patching import patch_of
 from tuner.plan_text import plan_record
 from tuner.request import JOB_KEYS, read_calibration, read_request
@@ -297,7 +297,8 @@ def _says(pattern: re.Pattern[str], line: str) -> bool:
 
 def _found(launch: LaunchFiles, defaults: Request) -> tuple[Found, Request]:
     if launch.found is not None:
-        return flags_told(forked(launch.found)), defaults
+        found = flags_told(forked(launch.found))
+        return (found if defaults.cluster is not None else with_gpu(found, launch.files.values())), defaults
     ((name, text),) = launch.files.items()
     return request_found(name, text, defaults)
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
+from tuner.alike import kind_of
 from tuner.answers import Broken
 from tuner.plan import RECOMPUTE_MODULES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Found, Unknown
     from tuner.plan import Plan
 
+_ASKED = re.compile(
+    r"^#SBATCH[^\n]{0,80}?(?:gpu:|gpus(?:-per-node)?[= ])([a-zA-Z][\w-]{1,30}):\d|^#SBATCH\s+(?:-C|--constraint)[= ]\"?([\w-]{2,30})",
+    re.MULTILINE,
+)
 _OFF = ("false", "0", "off", "no")
 
 
@@ -41,6 +49,15 @@ def flags_told(found: Found) -> Found:
         return found
     left = tuple(item for item in found.unknown if item is not stages)
     return dataclasses.replace(found, plan={**found.plan, "pp": int(stages.value)}, unknown=left)
+
+
+def with_gpu(found: Found, texts: Iterable[str]) -> Found:
+    """Return what files say with the kind of GPU that their #SBATCH lines ask for, where it is one that is known."""
+    names = [match[1] or match[2] for text in texts for match in _ASKED.finditer(text)]
+    kind = next((name for name in names if kind_of(name) is not None), "")
+    if found.gpu or not kind:
+        return found
+    return dataclasses.replace(found, gpu=kind, assumed={**found.assumed, "GPU": f"{kind}: what #SBATCH asks for"})
 
 
 def _broken(rule: str, flag: Unknown, text: str, source: str) -> Broken:
