@@ -28,7 +28,7 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
         "deep mappings": "\n".join(" " * i + "a:" for i in range(3000)),
         "long line": "parallelism: " + "x" * 1_000_000,
         "binary": "\x00\x01\x02",
-        "digits": "parallelism: {tp: " + "9" * 5000 + "}",
+        "digits": "parallelism:\n  tp: " + "9" * 5000,
         "no mapping": "- a\n- b",
         "empty": "",
         "tag": "parallelism: !!python/object/apply:os.system ['true']",
