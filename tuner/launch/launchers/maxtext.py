@@ -39,7 +39,7 @@ SAYS: Mapping[str, str] = {
     "micro_batch": "per_device_batch_size, with gradient_accumulation_steps or num_pipeline_microbatches",
     "sequence_parallel": "the tensor_sequence axis in place of the tensor axis",
     "recompute": "remat_policy, custom with a place for each tensor where no named policy keeps the same",
-    "zero": "ici_/dcn_fsdp_parallelism (0: the data axis alone; 2: pipeline_fsdp_ag_once)",
+    "zero": "ici_/dcn_fsdp_parallelism (0: the data axis alone; 1: with shard_optimizer_over_data; 2: pipeline_fsdp_ag_once)",
     "shard_group": "ici_/dcn_fsdp_parallelism beside ici_/dcn_data_parallelism",
     "offload": "optimizer_memory_host_offload",
     "dp_overlap": f"XLA_FLAGS {LATENCY_HIDING}",
@@ -158,6 +158,7 @@ def _settings(job: Job, plan: Plan) -> dict[str, Any]:
         "seq_len": job.seq_len,
         "strategy": ("ring" if plan.cp_kind == CP_KINDS["p2p"] else "all_gather") if cp > 1 else None,
         "offload": bool(plan.offload),
+        "optimizer_over_data": True if plan.zero == 1 else None,
         "dtype": "float32" if job.precision == "fp32" else "bfloat16",
         "weight_dtype": "float32",
         "quantization": QUANTISED.get(job.precision),
@@ -179,12 +180,12 @@ def _data_axes(plan: Plan, dp: int, refused: dict[str, tuple[Any, str]]) -> tupl
     if dp % ep:
         refused["ep"] = (ep, f"must divide dp = {dp}: the expert axis is part of the batch's")
         return dp, 1
-    if plan.zero == 0:
+    if plan.zero < 2:
         if ep * cp > 1:
-            refused["zero"] = (0, "weights are always sharded over the context and expert axes; take zero=3")
+            refused["zero"] = (plan.zero, "weights are always sharded over the context and expert axes; take zero=3")
+        if plan.zero == 1 and (dp == 1 or group not in (0, dp)):
+            refused["shard_group"] = (group, f"the optimizer is sharded over the whole data axis, dp = {dp} ranks of at least 2")
         return dp // ep, 1
-    if plan.zero == 1:
-        refused["zero"] = (1, "the fsdp axis shards weights, gradients and optimizer together; take zero=3")
     if plan.zero == 2 and plan.pp == 1:
         refused["zero"] = (2, "gathered weights are kept only by pipelines (pipeline_fsdp_ag_once); take zero=3")
     if dp * cp == 1:
@@ -277,6 +278,7 @@ def _architecture(model: Model, decoder: str) -> dict[str, Any]:
         "qk_norm": True if model.qk_norm else None,
         "qkv_bias": True if model.qkv_bias else None,
         "max_positions": model.max_positions or None,
+        "dropout": 0.1 if model.dropout else None,
         "mtp_layers": model.mtp_layers or None,
     }
     if moe:

@@ -27,6 +27,10 @@ def _axis(value: Any) -> int:
     return found
 
 
+def _rate(value: Any) -> float:
+    return 0.0 if str(value) in ("0", "0.0") else number(value)
+
+
 def _activations(value: Any) -> list[str]:
     if not isinstance(value, list):
         raise ValueError("must be a list of activations")
@@ -47,6 +51,7 @@ _PLAN = (
     Key(path="num_layers_per_pipeline_stage", name="stage_layers", take=whole),
     Key(path="num_pipeline_repeats", name="repeats", take=_axis),
     Key(path="pipeline_fsdp_ag_once", name="gathered_once", take=truth),
+    Key(path="shard_optimizer_over_data", name="optimizer_over_data", take=truth),
     Key(path="context_parallel_strategy", name="strategy", take=one_of("all_gather", "ring", "ulysses", "usp")),
     Key(path="remat_policy", name="policy", take=text),
     *_KEEPING,
@@ -71,6 +76,7 @@ _MODEL = (
     Key(path="logits_via_embedding", name="tied_embeddings", take=truth),
     Key(path="use_qk_norm", name="qk_norm", take=truth),
     Key(path="attention_bias", name="qkv_bias", take=truth),
+    Key(path="dropout_rate", name="dropout", take=_rate),
     Key(path="trainable_position_size", name="max_positions", take=lambda value: whole(value, -1)),
     Key(path="num_experts", name="experts", take=whole),
     Key(path="num_experts_per_tok", name="top_k", take=whole),
@@ -166,7 +172,7 @@ DECODERS: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {},
     "qwen3_moe": {},
     "deepseek": {},
-    "gpt3": {"norm": "layer", "biases": True, "positions": "learned", "dropout": False},
+    "gpt3": {"norm": "layer", "biases": True, "positions": "learned"},
 }
 
 

@@ -130,10 +130,12 @@ def _sharding(said: Said, degrees: Mapping[str, int | None], gpus: int | None, a
         plan["dp"] = data * fsdp * expert
         group = fsdp * expert * context
         if group == 1:
-            return plan | {"zero": 0}
+            return plan | {"zero": 1 if said.get("optimizer_over_data") and data > 1 else 0}
         plan["shard_group"] = 0 if data == 1 else group
     elif data is None and "ici_data" not in said.settings and gpus is None:
         assumed["shard_group"] = "weights sharded over all data-parallel ranks: how many domains there are is not told"
+    if said.get("optimizer_over_data"):
+        said.ignore("optimizer_over_data", "shard_optimizer_over_data")
     plan["zero"] = 2 if said.get("gathered_once") and (degrees["pipeline"] or 1) > 1 else 3
     return plan
 
@@ -243,6 +245,8 @@ def _model_fields(said: Said) -> dict[str, Any]:
             said.unknown.append(Unknown(name="decoder_block", value=decoder[:SHOWN], where=said.places.get("decoder", "")))
     if "activations" in said.settings:
         fields["gated_mlp"] = len(said.settings["activations"]) > 1
+    if "dropout" in said.settings or decoder == "gpt3":
+        fields["dropout"] = said.get("dropout", 0.0) > 0
     if said.get("max_positions", -1) > 0:
         fields["max_positions"] = said.settings["max_positions"]
     if said.get("experts", 1) > 1:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner import presets
 from tuner.errors import SpecError
+from tuner.launch.launchers.texts.sources import docstring
 from tuner.load import load_spec
 from tuner.model import Model, Moe
 
@@ -176,7 +177,7 @@ def module_0_2(model: Model) -> str:
         )
         kind = "Qwen3ModelArgs"
     lines = [
-        f'"""The architecture {model.name}, registered with torchtitan 0.2 as model "tuner", flavor "run"."""',
+        docstring(f"The architecture {model.name}, registered with torchtitan 0.2 as model tuner, flavor run."),
         "",
         "import dataclasses",
         "",
