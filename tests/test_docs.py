@@ -21,7 +21,7 @@ from tuner.load import load_file
 from tuner.search.space import SpaceSpec
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-VERBS = ("search", "profile", "estimate", "explain", "export", "failures", "presets", "validate", "replay", "calibrate", "doctor")
+VERBS = ("search", "profile", "estimate", "explain", "check", "export", "failures", "presets", "validate", "replay", "calibrate", "doctor")
 
 
 def blocks(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from tests.terminal import ROOT
 
 PUBLIC = [
     "InfrastructureError", "NothingFeasible", "PlanError", "SpecError", "TunerError", "__version__",
-    "calibrate", "doctor", "estimate", "explain", "export", "failures", "profile_ntp", "replay", "search", "validate",
+    "calibrate", "check", "doctor", "estimate", "explain", "export", "failures", "profile_ntp", "replay", "search", "validate",
 ]  # fmt: skip
 
 

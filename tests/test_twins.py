@@ -109,6 +109,16 @@ def test_failures() -> None:
     assert ours["policies"][0]["simulated"]["runs"] == 2
 
 
+def test_check(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("model: tiny\ncluster: h100x8\nplan: tp=4\n")
+    ours = as_json(tuner.check(path, seq_len=128, global_batch=64, gap="20%", fix=True))
+    assert ours == printed("check", str(path), "-s", "128", "-b", "64", "--gap", "20%", "--fix")
+    assert ours["checked"][0]["best"]["gain"] > 1
+    forced = as_json(tuner.check([path], format="request", no_search=True, seq_len=128, global_batch=64))
+    assert forced == printed("check", str(path), "--format", "request", "--no-search", "-s", "128", "-b", "64")
+
+
 def test_presets() -> None:
     assert as_json(tuner.presets()) == printed("presets")
     assert as_json(tuner.presets("models", "tiny")) == printed("presets", "model", "tiny")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import InfrastructureError, NothingFeasible, PlanError, SpecError, TunerError
 
 if TYPE_CHECKING:
-    from tuner.workflow import calibrate, doctor, estimate, explain, export, failures, profile_ntp, replay, search, validate
+    from tuner.workflow import calibrate, check, doctor, estimate, explain, export, failures, profile_ntp, replay, search, validate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "TunerError",
     "__version__",
     "calibrate",
+    "check",
     "doctor",
     "estimate",
     "explain",
@@ -38,7 +39,7 @@ __all__ = [
     "validate",
 ]
 
-_VERBS = frozenset({"calibrate", "doctor", "estimate", "explain", "export", "failures", "profile_ntp", "replay", "validate"})
+_VERBS = frozenset({"calibrate", "check", "doctor", "estimate", "explain", "export", "failures", "profile_ntp", "replay", "validate"})
 _CALLABLE_MODULES = frozenset({"presets", "search"})
 
 

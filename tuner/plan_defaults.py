@@ -45,8 +45,13 @@ def complete(job: Job, fields: Mapping[str, int], where: str = "plan") -> tuple[
     parallelism. etp follows tp in Megatron-LM (--expert-tensor-parallel-size) and is 1 elsewhere. A stated dp must be the one
     that the other degrees leave.
     """
-    stated = {name: value for name, value in fields.items() if name != "dp"}
     _check_mesh(job, fields, where)
+    return filled(job, fields)
+
+
+def filled(job: Job, fields: Mapping[str, int]) -> tuple[Plan, tuple[str, ...]]:
+    """Return what `complete` does, of degrees that may be those of no mesh."""
+    stated = {name: value for name, value in fields.items() if name != "dp"}
     tp, pp = stated.get("tp", 1), stated.get("pp", 1)
     matters = {"recompute": True, "zero": job.gpus > tp * pp, "vpp": pp > 1, "pipeline_layout": pp > 1, "sequence_parallel": tp > 1}
     if job.model.moe and tp > 1 and "megatron" in job.framework.rules:

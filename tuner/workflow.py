@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tuner.accuracy.own import OwnCalibration
     from tuner.accuracy.replay import Strategy
     from tuner.answers import EstimateAnswer
+    from tuner.checking import CheckAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
     from tuner.exporting import ExportAnswer
@@ -115,6 +116,26 @@ def folder_name(**given: Any) -> str:
     request = read_request(given, keys=(*JOB_KEYS, *SEARCH_KEYS, *MEASURE_KEYS))
     words = "-".join(Path(str(value)).stem for value in (request.model, request.cluster) if value is not None)
     return "tuner-" + re.sub(r"[^A-Za-z0-9._]+", "-", words)[:80]
+
+
+def check(
+    paths: Any,
+    *,
+    format: Any = None,  # noqa: A002 (the option's name)
+    gap: Any = None,
+    no_search: bool = False,
+    fix: bool = False,
+    progress: Progress | None = None,
+    **given: Any,
+) -> CheckAnswer:
+    """Return the judgement on launch scripts and configurations (files, folders): legal, fitting, how fast, how far from the best.
+
+    format: what every file is taken for; gap: how much slower than the best is too much ("10%"); fix: with the edits that make it the best
+    plan. Other arguments are those of the command line, and hold where the files say nothing: model, cluster, gpus, ...
+    """
+    from tuner.checking import answer_check
+
+    return answer_check(_listed(paths), given, form=str(format or ""), gap=gap, search=not no_search, fix=fix, progress=progress)
 
 
 def export(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tuner.cli import calibrate, doctor, estimate, explain, export, failures, presets, profile, replay, search, validate
+from tuner.cli import calibrate, check, doctor, estimate, explain, export, failures, presets, profile, replay, search, validate
 from tuner.cli.help import Group, Verb
 from tuner.cli.streams import failure, prepare, say, silence_stdout
 
@@ -44,7 +44,7 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
     del version
 
 
-for verb in (search, profile, estimate, explain, export, failures, presets, validate, replay, calibrate, doctor):
+for verb in (search, profile, estimate, explain, check, export, failures, presets, validate, replay, calibrate, doctor):
     app.command(cls=Verb, name=verb.__name__.rpartition(".")[2], help=verb.HELP, short_help=verb.SHORT)(verb.VERB)
 
 

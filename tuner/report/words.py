@@ -64,19 +64,22 @@ def labelled(label: str, text: str, page: Page, width: int = LABEL) -> list[str]
 
 def header(job: dict[str, Any], calibration: dict[str, Any], page: Page) -> list[str]:
     """Return the lines that say what is trained, on what, and with which figures."""
+    return flow([*header_parts(job), calibration_words(calibration)], page)
+
+
+def header_parts(job: dict[str, Any]) -> list[str]:
+    """Return what is trained, on what, how much of it, and with which software."""
     size = show_count(job["parameters"])
     kind = "dense" if job["active_parameters"] == job["parameters"] else f"with {show_count(job['active_parameters'])} active"
     rack = f", scale-up domains of {job['domain']}" if job["domain"] > job["gpus_per_node"] else ""
     nodes, node = job["gpus"] // job["gpus_per_node"], job["gpus_per_node"]
     task = job["task"] if job["task"] != "lora" else f"lora of rank {job['lora_rank']}"
-    parts = [
+    return [
         f"{job['model']} {size} {kind}",
         f"{job['gpus']:,} x {job['gpu']}" + (f" ({nodes:,} nodes of {node}{rack})" if nodes > 1 else ""),
         f"seq {job['seq_len']}, global batch {job['global_batch']}" + ("" if task == "pretrain" else f", {task}"),
         f"{job['framework']}{' ' + job['release'] if job['release'] else ''}, {job['precision']}, {job['attention']} attention",
-        calibration_words(calibration),
     ]
-    return flow(parts, page)
 
 
 def calibration_words(calibration: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.cost_model.rules.rule import ALWAYS, DEEPSPEED, MEGATRON, NANOTRON, TORCHTITAN, Rule, divides, implies
+from tuner.cost_model.rules.rule import ACCELERATE, ALWAYS, DEEPSPEED, MEGATRON, NANOTRON, TORCHTITAN, Rule, divides, implies
 from tuner.plan import CP_KINDS
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ SHARDS = (
     ),
     Rule(
         id="kv-heads-tp-whole",
-        families=(TORCHTITAN, DEEPSPEED, NANOTRON),
-        source="torchtitan decoder.py and issue 2574; Hugging Face tensor parallelism (DeepSpeed AutoTP); nanotron nn/attention.py",
+        families=(TORCHTITAN, DEEPSPEED, NANOTRON, ACCELERATE),
+        source="torchtitan decoder.py and issue 2574; Hugging Face TP (DeepSpeed AutoTP, Accelerate); nanotron nn/attention.py",
         knobs=("tp",),
         holds=lambda job, plan: divides(plan.tp, job.model.kv_heads),
         says=lambda job, row: f"tp = {row.tp} must divide kv_heads = {job.model.kv_heads}",

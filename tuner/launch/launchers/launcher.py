@@ -67,8 +67,8 @@ class Found:
 
     framework: the preset whose rules and defaults hold; release: of it ("" unless told); model: fields of Model, as far as told
     ("preset": a preset's name); job: seq_len, global_batch, precision, ..., as a request spells them; plan: knobs as plan_text spells
-    them; gpus, gpus_per_node: None unless told; unknown: what was not understood; assumed: {what: why} that the framework does when not
-    told; problems: what is contradictory.
+    them; gpus, gpus_per_node: None unless told; gpu: its kind ("" unless told); unknown: what was not understood; assumed: {what: why}
+    that the framework does when not told; problems: what is contradictory.
     """
 
     framework: str
@@ -78,9 +78,14 @@ class Found:
     plan: Mapping[str, Any] = field(default_factory=dict)
     gpus: int | None = None
     gpus_per_node: int | None = None
+    gpu: str = ""
     unknown: tuple[Unknown, ...] = ()
     assumed: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+
+    def unknown_names(self) -> frozenset[str]:
+        """Return the names of what was not understood."""
+        return frozenset(item.name for item in self.unknown)
 
 
 class Launcher(Protocol):

@@ -15,7 +15,7 @@ import yaml
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, chosen, refuse_unspelled
 from tuner.launch.launchers.tables.vocabulary import Key, Said, Told, one_of, refusal, spelled, text, truth, understand, whole, whole_from
 from tuner.launch.launchers.texts.scripts import EXPANDABLE, gpus_of, torchrun_script
-from tuner.launch.launchers.texts.sources import from_script, from_yaml
+from tuner.launch.launchers.texts.sources import flat, from_script, from_yaml
 from tuner.plan import CP_KINDS, FULL, SCHEDULES
 from tuner.plan_text import recompute_text
 
@@ -194,19 +194,13 @@ def _quiet(key: str, value: Any) -> bool:
     return key in _WRITTEN and bool(_WRITTEN[key] == value)
 
 
-def _flat(value: Any, above: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {above: value}
-    return {path: item for key, inner in value.items() for path, item in _flat(inner, f"{above}.{key}" if above else key).items()}
-
-
-_WRITTEN = _flat(dict(_REST)) | {f"{_MODEL}.{key}": value for key, value in _MODEL_REST.items()}
+_WRITTEN = dict(flat(dict(_REST))) | {f"{_MODEL}.{key}": value for key, value in _MODEL_REST.items()}
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return {dotted key: value} as nested mappings, with what a run needs beside the plan."""
     document: dict[str, Any] = {}
-    for path, value in (_flat(dict(_REST)) | {f"{_MODEL}.{key}": value for key, value in _MODEL_REST.items()} | dict(values)).items():
+    for path, value in (_WRITTEN | dict(values)).items():
         *sections, key = path.split(".")
         inner = document
         for section in sections:
@@ -298,11 +292,7 @@ def _unbuildable(model: Model, version: str) -> str:
         (model.mla is None, "latent attention"),
         (model.sliding_window is None, "sliding windows"),
         (not model.mtp_layers, "multi-token prediction"),
-        (
-            moe is None
-            or not (moe.shared_expert_ffn_hidden or moe.first_dense_layers or moe.every > 1 or moe.router_bias or moe.expert_bias),
-            "experts that are shared, biased or not in every layer",
-        ),
+        (moe is None or _plain(moe), "experts that are shared, biased or not in every layer"),
     )
     return next((f"nanotron's models do not have {what}" for good, what in plain if not good), "")
 

@@ -93,6 +93,7 @@ class Neutral:
             plan=plan,
             gpus=data.get("gpus"),
             gpus_per_node=data.get("gpus_per_node"),
+            gpu=str(data.get("gpu") or ""),
             unknown=tuple(unknown),
         )
 

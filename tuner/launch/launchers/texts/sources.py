@@ -234,6 +234,11 @@ def _filled(word: str, script: Script) -> str:
     return _VARIABLE.sub(value, word)[:LONGEST_LINE]
 
 
+def docstring(text: str) -> str:
+    """Return a line of text as a Python docstring, whatever quotes and backslashes stand in it."""
+    return '"""' + text.replace("\\", r"\\").replace('"', r"\"") + '"""'
+
+
 @dataclass(slots=True, kw_only=True)
 class Code:
     """What one function of a Python configuration sets. keys: {dotted attribute: Told}, the variable's own name left out, calls by their

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner import presets
 from tuner.errors import SpecError
+from tuner.launch.launchers.texts.sources import docstring
 from tuner.load import load_spec
 from tuner.model import Model, Moe
 
@@ -34,11 +35,6 @@ FLAVORS: Mapping[tuple[str, str], str] = {
 SELECTIVE = "layernorm+mlp"  # configs/frameworks/torchtitan.yaml defaults.recompute: what selective comes nearest to
 _NAMES = {"name", "source", "aliases"}
 _OWN = "ARCHITECTURE"  # the literal that a written module keeps the model in
-
-
-def spoken(name: str) -> str:
-    """Return a name as it may stand in a docstring: nothing in it ends one or escapes."""
-    return name.replace("\\", "/").replace('"', "'")
 
 
 def architecture(model: Model) -> dict[str, Any]:
@@ -181,7 +177,7 @@ def module_0_2(model: Model) -> str:
         )
         kind = "Qwen3ModelArgs"
     lines = [
-        f'"""The architecture {spoken(model.name)}, registered with torchtitan 0.2 as model "tuner", flavor "run"."""',
+        docstring(f"The architecture {model.name}, registered with torchtitan 0.2 as model tuner, flavor run."),
         "",
         "import dataclasses",
         "",

@@ -129,7 +129,7 @@ def _from_module(name: str, content: str, picked: str, extra: Said) -> tuple[dic
 def _plain_keys(code: Code, extra: Said) -> dict[str, Told]:
     """Return the keys that are literals, with the activation checkpoint's policy as a mode; note what else stands at known keys."""
     told = dict(code.keys)
-    converters = told.pop("model_registry.converters", None)
+    converters = told.pop("model_registry.converters", None) or told.pop("model_converters.converters", None)
     for path in [path for path in told if path.startswith("model_registry.")]:
         item = told.pop(path)
         extra.unknown.append(Unknown(name=path, value=str(item.value)[:SHOWN], where=item.where))
@@ -137,11 +137,15 @@ def _plain_keys(code: Code, extra: Said) -> dict[str, Told]:
     if "converters" in code.names and text in ("", "converters"):
         text = ast.unparse(code.names["converters"])
     if precision := next((name for word, name in _CONVERTERS.items() if word in text), ""):
-        extra.settings["precision"] = precision
+        # Only the tensorwise recipe has a gather in float8.
+        extra.settings["precision"] = "fp8" if "enable_fsdp_float8_all_gather=True" in text else precision
     modes = {kind: mode for mode, kind in POLICIES.items()}
     if call := code.calls.get("activation_checkpoint"):
         kind = str(call.value).removesuffix(".Config").rpartition(".")[2]
-        told["activation_checkpoint.mode"] = Told(value=modes.get(kind, kind), where=call.where)
+        if kind in modes:
+            told["activation_checkpoint.mode"] = Told(value=modes[kind], where=call.where)
+        elif "activation_checkpoint.mode" not in told:
+            extra.unknown.append(Unknown(name="activation_checkpoint", value=kind[:SHOWN], where=call.where))
     if off := told.pop("activation_checkpoint", None):
         told["activation_checkpoint.mode"] = Told(value="none" if off.value is None else str(off.value), where=off.where)
     known = {key.path for key in READ}
@@ -288,7 +292,7 @@ def _recompute(said: Said, release: str, pp: int, model: Model | None, assumed: 
     if mode == "memory_budget":
         said.contradict("recompute", "lets the compiler choose what is recomputed: not priced", "none, selective or full")
         return {}
-    if release == "0.2" and option != "op":
+    if (release == "0.2" or "option" in said.settings) and option != "op":
         if not option.isdigit() or int(option) < 1 or len(option) > 4:
             said.contradict("option", 'must be "op" or the distance of recomputed layers')
             return {}

@@ -1,0 +1,1 @@
+"""MaxText's keys, and how its files are read."""
