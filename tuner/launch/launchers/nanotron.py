@@ -14,8 +14,9 @@ import yaml
 
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, chosen, refuse_unspelled
 from tuner.launch.launchers.tables.vocabulary import Key, Said, Told, one_of, refusal, spelled, text, truth, understand, whole, whole_from
+from tuner.launch.launchers.texts.documents import flat, from_yaml
+from tuner.launch.launchers.texts.overrides import from_script
 from tuner.launch.launchers.texts.scripts import EXPANDABLE, gpus_of, torchrun_script
-from tuner.launch.launchers.texts.sources import flat, from_script, from_yaml
 from tuner.plan import CP_KINDS, FULL, SCHEDULES
 from tuner.plan_text import recompute_text
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.job import Job
-    from tuner.launch.launchers.texts.sources import Script
+    from tuner.launch.launchers.texts.overrides import Script
     from tuner.model import Model, Moe
     from tuner.plan import Plan
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, refuse_unspelled
 from tuner.launch.launchers.tables.vocabulary import known_version, refusal, spelled
+from tuner.launch.launchers.texts.documents import toml_text
+from tuner.launch.launchers.texts.python_config import docstring
 from tuner.launch.launchers.texts.scripts import EXPANDABLE, torchrun_script
-from tuner.launch.launchers.texts.sources import docstring, toml_text
 from tuner.launch.launchers.titan import models
 from tuner.launch.launchers.titan import reading as titan_reading
 from tuner.launch.launchers.titan.keys import LOOPED, NAME, POLICIES, SINGLE, TABLES, VERSIONS
