@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import Problem, one_problem
 from tuner.launch.launchers.launcher import Unknown
-from tuner.launch.launchers.tables.keys import SHOWN, Key, count, flag
+from tuner.launch.launchers.tables.vocabulary import SHOWN, Key, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -39,16 +39,16 @@ def _kernel(value: Any) -> str:
 
 # Arguments of transformers' TrainingArguments and of the scripts in wide use.
 ARGUMENTS = (
-    Key(path="--max_seq_length", name="seq_len", take=count),
-    Key(path="--per_device_train_batch_size", name="micro_batch", take=count),
-    Key(path="--gradient_accumulation_steps", name="accumulation", take=count),
+    Key(path="--max_seq_length", name="seq_len", take=whole),
+    Key(path="--per_device_train_batch_size", name="micro_batch", take=whole),
+    Key(path="--gradient_accumulation_steps", name="accumulation", take=whole),
     Key(path="--attn_implementation", name="attention", put=lambda kernel: "eager" if kernel == "unfused" else "sdpa", take=_kernel),
-    Key(path="--gradient_checkpointing", name="recompute", take=flag),
-    Key(path="--max_length", name="seq_len", take=count, written=False),
-    Key(path="--block_size", name="seq_len", take=count, written=False),
-    Key(path="--model_max_length", name="seq_len", take=count, written=False),
-    Key(path="--bf16", name="bf16", take=flag, written=False),
-    Key(path="--fp16", name="fp16", take=flag, written=False),
+    Key(path="--gradient_checkpointing", name="recompute", take=truth),
+    Key(path="--max_length", name="seq_len", take=whole, written=False),
+    Key(path="--block_size", name="seq_len", take=whole, written=False),
+    Key(path="--model_max_length", name="seq_len", take=whole, written=False),
+    Key(path="--bf16", name="bf16", take=truth, written=False),
+    Key(path="--fp16", name="fp16", take=truth, written=False),
 )
 # What tells neither job nor plan: where models, data and results are, schedules of learning, how often something is written.
 _IDLE_NAMES = """
@@ -220,7 +220,7 @@ def _launch(command: str, first: int, where: str, variables: Mapping[str, str]) 
         key = None if of_launcher else table.get(name)
         try:
             if known:
-                settings[known], places[known] = count(value), place
+                settings[known], places[known] = whole(value), place
             elif key:
                 settings[key.name], places[key.name] = key.take(True if value == "" else value), place
             elif not (plain in _HOW if of_launcher else name in IDLE):

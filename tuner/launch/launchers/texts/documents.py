@@ -1,4 +1,4 @@
-"""The keys of YAML and TOML texts with their lines, and TOML as it is written. Of a key that stands twice, the last counts."""
+"""The keys of YAML, JSON and TOML texts with their lines, and TOML as it is written. Of a key that stands twice, the last counts."""
 
 from __future__ import annotations
 
@@ -14,31 +14,54 @@ from tuner.load import parse_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_KEY = re.compile(r"( *)(?:- )?([\"']?)([A-Za-z_][\w.-]{0,120})\2\s{0,9}:(?:\s|$)")
+_KEY = re.compile(r"( *)(?:- )?([\"']?)([A-Za-z_][\w.-]{0,120})\2\s{0,9}:")
 _TABLE = re.compile(r"\s{0,40}\[\s{0,9}([A-Za-z_][\w.\s\"'-]{0,160})\]")
 _ENTRY = re.compile(r"\s{0,40}([A-Za-z_][\w.-]{0,120})\s{0,40}=")
 
 
 def flat(value: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of nested mappings; lists are values."""
-    if isinstance(value, dict) and (value or not above):
+    """Yield (dotted key, value) of nested mappings; lists are values, and an empty mapping says nothing."""
+    if isinstance(value, dict):
         for key, inner in value.items():
             yield from flat(inner, f"{above}.{key}" if above else str(key))
     else:
         yield above, value
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {dotted key: value} as nested mappings, in order."""
+    document: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        inner = document
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[key] = value
+    return document
+
+
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """Return a document that is a mapping, or raise SpecError."""
+    if not isinstance(value, dict):
+        raise one_problem(f"{name}:1", "", None, "must be a mapping")
+    return value
+
+
 def from_yaml(text: str, name: str) -> dict[str, Told]:
     """Return the keys of a YAML text. Raises SpecError."""
-    data = parse_yaml(text, name)
-    if not isinstance(data, dict):
-        raise one_problem(name, "", None, "must be a mapping")
-    lines = _yaml_lines(text)
-    return {key: Told(value=value, where=f"{name}:{lines.get(key, 1)}") for key, value in flat(data)}
+    return placed(mapping(parse_yaml(text, name), name), text, name)
 
 
-def _yaml_lines(text: str) -> dict[str, int]:
-    """Return the line of each key of block style, by its dotted path."""
+def placed(document: Mapping[str, Any], text: str, name: str) -> dict[str, Told]:
+    """Return the keys of a document with the lines that they stand in, in a YAML or indented JSON text."""
+    lines = _key_lines(text)
+    return {
+        key: Told(value=value, where=f"{name}:{lines.get(key) or lines.get(key.rpartition('.')[2]) or 1}") for key, value in flat(document)
+    }
+
+
+def _key_lines(text: str) -> dict[str, int]:
+    """Return the line of each key by its dotted path and by the key alone (its first line)."""
     found: dict[str, int] = {}
     above: list[tuple[int, str]] = []
     for count, line in enumerate(text.splitlines(), 1):
@@ -49,7 +72,8 @@ def _yaml_lines(text: str) -> dict[str, int]:
         while above and above[-1][0] >= indent:
             above.pop()
         above.append((indent, match[3]))
-        found[".".join(key for _, key in above)] = count
+        found.setdefault(".".join(key for _, key in above), count)
+        found.setdefault(match[3], count)
     return found
 
 
