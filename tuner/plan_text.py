@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tuner.model import Model
 
-_LARGEST = 10_000_000
+LARGEST = 10_000_000
 _LAYOUT = re.compile(r"(?:embedding=(\d{1,3}))?(?:\+?loss=(\d{1,3}))?")
 
 
@@ -76,8 +76,8 @@ def _integer(text: object, *, at_least: int) -> int:
     if isinstance(text, bool) or not re.fullmatch(r"\+?\d{1,12}", str(text).strip()):
         raise ValueError(f"must be a whole number of at least {at_least}")
     value = int(str(text))
-    if not at_least <= value <= _LARGEST:
-        raise ValueError(f"must be from {at_least} to {_LARGEST}")
+    if not at_least <= value <= LARGEST:
+        raise ValueError(f"must be from {at_least} to {LARGEST}")
     return value
 
 
@@ -104,12 +104,12 @@ def _zero(text: object) -> int:
     return value
 
 
-_DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
-_FLAGS = ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
+DEGREES = ("tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
+FLAGS = ("sequence_parallel", "tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 SPELLINGS = {"mb": "micro_batch", "mbs": "micro_batch", "sp": "sequence_parallel", "zero_stage": "zero"}
 _PARSERS: dict[str, Callable[[Any], dict[str, int]]] = (
-    {name: (lambda v, name=name: {name: _integer(v, at_least=1)}) for name in _DEGREES}
-    | {name: (lambda v, name=name: {name: _flag(v)}) for name in _FLAGS}
+    {name: (lambda v, name=name: {name: _integer(v, at_least=1)}) for name in DEGREES}
+    | {name: (lambda v, name=name: {name: _flag(v)}) for name in FLAGS}
     | {
         "zero": lambda v: {"zero": _zero(v)},
         "shard_group": lambda v: {"shard_group": _integer(v, at_least=0)},
@@ -176,7 +176,7 @@ def plan_record(plan: Plan, gpus: int) -> dict[str, Any]:
         value = plan.fallback if field.name == "fallback_tp" else getattr(plan, field.name)
         if field.name in spelled:
             record[field.name] = spelled[field.name][int(value)]
-        elif field.name in _FLAGS:
+        elif field.name in FLAGS:
             record[field.name] = bool(value)
         elif field.name not in ("recompute", "recompute_layers", "embedding_layers", "loss_layers", "idle_tp"):
             record[field.name] = int(value)

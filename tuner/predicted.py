@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.answers import basis_of
 from tuner.cost_model.estimate import estimate, peak_memory
+from tuner.launch.script import command_of
 
 if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
@@ -51,15 +52,22 @@ def verification(job: Job, plan: Plan, calibration: Calibration, written: Writte
 def _script(start: str) -> str:
     return f"""\
 #!/bin/bash
-# Written by tuner: runs the launch for a few steps and holds its step time and memory against prediction.json; exit code 3 outside of it.
+# Written by tuner: runs the launch for a few steps and holds its step time and memory against prediction.json. Exit code 0: inside the
+# 90 % interval, 3: outside, 4: the run failed or its log tells no step time.
 # With logs as arguments (of a job that a scheduler ran), those are read instead: bash {VERIFY} LOG ...
 # It needs the tuner's Python package: PYTHON=/path/to/python bash {VERIFY}
 set -uo pipefail
 cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" || exit 2
 if [ "$#" -eq 0 ]; then
     export STEPS="${{STEPS:-{_STEPS}}}"
-    {start} 2>&1 | tee verify.log
+    {command_of(start)} 2>&1 | tee verify.log
+    ended=${{PIPESTATUS[0]}}
     set -- verify.log
+    if [ "$ended" -ne 0 ]; then
+        echo "the launch ended with exit code $ended" >&2
+        "${{PYTHON:-python3}}" -m tuner.launch.verify {PREDICTION} "$@"
+        exit 4
+    fi
 fi
 exec "${{PYTHON:-python3}}" -m tuner.launch.verify {PREDICTION} "$@"
 """

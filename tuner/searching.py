@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tuner.errors import SpecError, one_problem
-from tuner.exporting import export_or_refuse, read_formats
+from tuner.exporting import read_settings
+from tuner.formats import read_formats
 from tuner.plan import Plan
 from tuner.request import read_calibration, read_range, sized
 from tuner.values import Problems, close, fraction, knobs, quantity, truth, whole
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
     from tuner.errors import Problem
     from tuner.failure import FailureData
+    from tuner.formats import Formats
     from tuner.found import SearchAnswer
     from tuner.job import Job
+    from tuner.launch.site import Site
     from tuner.request import Request
     from tuner.search.exhaustive import Objective, SweepResult
     from tuner.search.space import Space, SpaceSpec
@@ -170,7 +173,10 @@ def run_search(request: Request, progress: Progress | None, started: Callable[[]
     request = measured.completed(request)
     problems = Problems()
     aim = problems.trying(lambda: read_aim(request))
-    formats = () if request.export is None else problems.trying(lambda: read_formats(request.export))
+    formats = None if request.export is None else problems.trying(lambda: read_formats(request.export))
+    site = None
+    if formats is not None and formats.wraps and request.site is not None:
+        site = problems.trying(lambda: read_settings(request.site))
     if measured.wanted(request):
         problems.trying(lambda: measured.read_measure(request))
     base = problems.trying(lambda: read_range(request))
@@ -183,16 +189,39 @@ def run_search(request: Request, progress: Progress | None, started: Callable[[]
     else:
         job = sized(job, counts[0])
         answer = _search_one(request, aim, job, read_calibration(request, job), progress, started)
-    return _exported(request, answer, formats or ())
+    return answer if formats is None or not answer.feasible else _exported(request, aim, answer, formats, site, progress)
 
 
-def _exported(request: Request, answer: SearchAnswer, formats: Sequence[str]) -> SearchAnswer:
-    """Return the answer with the files of its best plan in these formats."""
-    if not formats or not answer.feasible:
-        return answer
-    plan = answer.ranking[0].row.plan
-    files = export_or_refuse(answer.job, plan, formats, calibrate=lambda job: read_calibration(request, job))
-    return dataclasses.replace(answer, exported=files)
+def _exported(
+    request: Request, aim: Aim, answer: SearchAnswer, formats: Formats, site: Site | None, progress: Progress | None
+) -> SearchAnswer:
+    """Return the answer with the files of its best plan in these formats, or of the best that a format can write."""
+    from tuner.found import why_nothing
+    from tuner.search.space import build_space
+    from tuner.translation import MOST_TRIED, Question, translate
+
+    most = math.inf if aim.max_memory is None else aim.max_memory
+    wide = dataclasses.replace(aim, strategy="exhaustive", top=MOST_TRIED, distinct=False)
+    simple = aim.strategy == "exhaustive" and aim.objective in ("throughput", "cost")
+
+    def sweep_of(job: Job, spec: SpaceSpec, calibration: Calibration, than: Sequence[float] = ()) -> SweepResult:
+        return _sweep(wide, job, build_space(job, spec, "space"), calibration, progress, than)
+
+    def ahead(than: Sequence[float]) -> Sequence[int | None]:
+        return sweep_of(answer.job, aim.spec, answer.calibration, than).ahead if simple else [None] * len(than)
+
+    asked = Question(
+        job=answer.job,
+        plans=[one.row.plan for one in answer.ranking],
+        by="memory_bytes" if aim.objective == "memory" else "step_s",
+        spec=aim.spec,
+        fits=lambda memory, p_oom: memory <= most and p_oom < aim.max_p_oom,
+        calibrate=lambda job: read_calibration(request, job),
+        sweep=sweep_of,
+        nothing=lambda found, calibration: why_nothing(found, calibration, aim.max_p_oom, aim.max_memory),
+        ahead=ahead,
+    )
+    return dataclasses.replace(answer, exported=translate(asked, formats, site))
 
 
 def _search_one(
@@ -274,7 +303,9 @@ def _answer(request: Request, aim: Aim, found: SweepResult, calibration: Calibra
     )
 
 
-def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress: Progress | None) -> SweepResult:
+def _sweep(
+    aim: Aim, job: Job, space: Space, calibration: Calibration, progress: Progress | None, than: Sequence[float] = ()
+) -> SweepResult:
     from tuner.search.exhaustive import judge, sweep
 
     options: dict[str, Any] = {
@@ -288,7 +319,7 @@ def _sweep(aim: Aim, job: Job, space: Space, calibration: Calibration, progress:
     if aim.strategy == "exhaustive":
         if aim.failures is not None:
             options["estimator"] = judge(space, aim.failures)
-        return sweep(job, space, calibration, **options)
+        return sweep(job, space, calibration, than=than, **options)
     from tuner.search.study import LARGEST_GRID, study
 
     trials = aim.trials or (LARGEST_GRID if aim.strategy == "grid" else DEFAULT_TRIALS)

@@ -162,3 +162,54 @@ def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
         options = ["--exclude=SC1003,SC1091,SC2016,SC2089,SC2090"]  # sourced files that are not here; what the quotes are meant to keep
         done = subprocess.run(["shellcheck", *options, path], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+# What stands where a checkout of Megatron-LM would: it says which degree it was told, and steps as Megatron-LM logs them.
+_STANDIN = """
+import os, sys
+words = sys.argv[1:]
+def told(flag): return words[len(words) - 1 - words[::-1].index(flag) + 1]
+assert int(os.environ["WORLD_SIZE"]) % int(told("--tensor-model-parallel-size")) == 0
+if os.environ["RANK"] == "0":
+    print("degree", told("--tensor-model-parallel-size"), flush=True)
+    for step in range(1, int(told("--train-iters")) + 1):
+        line = f" iteration {step:8d}/{told('--train-iters'):>8} | consumed samples: {step} | elapsed time per iteration (ms): 250.0 |"
+        print(f" [2026-01-01 00:00:0{step % 10}]{line} lm loss: 1.0E+01 |", flush=True)
+"""
+
+
+@pytest.mark.skipif(shutil.which("torchrun") is None, reason="torchrun is not on the path")
+def test_a_trial_runs_the_files_that_its_format_writes_for_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "megatron").mkdir()
+    (tmp_path / "megatron/pretrain_gpt.py").write_text(_STANDIN)
+    text = f"MEGATRON_LM={tmp_path}/megatron MASTER_PORT=0 bash {{trial_dir}}/pretrain.sh --train-iters {{steps}}"
+    command = Command(launcher="megatron-lm", export="megatron-lm", command=text)
+    asked = trial(tmp_path / "trial", plan=Plan(tp=2, pp=2, sequence_parallel=1))
+    result = ended(CommandRunner(command=command).start(asked))
+    assert (result.end, result.step_s) == ("ok", 0.25), result.reason
+    assert "degree 2" in (asked.folder / "log.txt").read_text()
+    assert "--pipeline-model-parallel-size 2" in (asked.folder / "pretrain.sh").read_text()
+
+
+def test_a_command_knows_the_plans_that_its_format_cannot_spell(tmp_path: Path) -> None:
+    command = Command(launcher="deepspeed", export="deepspeed", command="bash {trial_dir}/launch.sh")
+    job = trial(tmp_path).job
+    refused = [plan for plan in (Plan(pp=2), Plan(zero=1)) if not command.spells(job, plan)]
+    assert refused == [Plan(pp=2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"export": "megatron"}, "did you mean megatron-lm?"),
+        ({"export": "neutral"}, "launches nothing"),
+        ({"export": "megatron-lm", "framework_version": "0.1"}, "is no version of megatron-lm"),
+        ({"framework_version": "0.19"}, "is that of `export`"),
+    ],
+)
+def test_what_is_exported_must_be_known(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "command.yaml"
+    path.write_text(yaml.safe_dump({"launcher": "megatron-lm", "command": "true"} | changes))
+    with pytest.raises(SpecError) as raised:
+        read_command(path)
+    assert message in str(raised.value)

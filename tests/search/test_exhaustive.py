@@ -104,6 +104,14 @@ def test_the_result_does_not_depend_on_the_blocks(space: Space, max_rows: int) -
         assert getattr(whole, name) == getattr(cut, name)
 
 
+def test_the_faster_plans_are_counted(space: Space, singles: list[Found]) -> None:
+    times = [0.0, sorted(f.step_s for f in fitting(singles))[7], 1e9]
+    for max_rows in (64, 10**6):
+        ahead = swept(space, than=times, max_rows=max_rows).ahead
+        assert ahead == tuple(sum(f.step_s < time for f in fitting(singles)) for time in times)
+    assert ahead[0] == 0 and ahead[2] == len(fitting(singles))
+
+
 def test_bounds_on_memory_and_risk(space: Space, singles: list[Found]) -> None:
     bar = sorted(f.memory_bytes for f in fitting(singles))[5]
     bounded = swept(space, max_memory=bar)

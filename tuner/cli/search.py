@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.export import say_refused, write_files
+from tuner.cli.export import say_wrong, write_files
 from tuner.cli.guard import guarded
 from tuner.cli.options import JobOptions, MeasureOptions, SearchOptions, Show, given, unpacks
 from tuner.errors import one_problem
@@ -24,8 +24,8 @@ Sequence length and global batch stay as they are. With --gpus A..B, --tokens an
 is asked for. With --out DIR the answer is written as search.json, ranking.csv and job.yaml (which --job takes). The exit code is
 1 when nothing is feasible; the answer says why.
 
-With --export FORMATS the files that launch the best plan are written under --out/best (see `tuner export`); the exit code is 2 where
-a format cannot spell it.
+With --export FORMATS the files that launch the best plan are written under --out/best (see `tuner export`). Where a format cannot spell
+it, or its framework refuses it, the best plan that it can run is written, with its rank and cost; the exit code is 2 where there is none.
 
 With --profile N or --budget plans are also run, a few steps each: those that teach most about which is best. What was measured is
 in the ranking and in --out; killed at any moment, `tuner profile DIR` goes on from there. The exit code is 5 when the budget ended
@@ -38,7 +38,7 @@ Examples:
   tuner search -m mixtral-8x7b -c h100x64 -s 4k -b 256 --fix tp=2 --limit "ep<=8"
   tuner search --job llama3-70b-h100x64 --max-memory "70 GB" --max-p-oom 20%
   tuner search --job llama3-70b-30-days --gpus 256..1024 --price 2.5
-  tuner search -m llama3-8b -c h100x16 -s 8k -b 64 --framework deepspeed --export deepspeed -o out
+  tuner search -m llama3-70b -c h100x64 -s 8k -b 512 --export megatron,bridge,torchtitan,maxtext,deepspeed,slurm -o out
   tuner search -m tiny -c local --profile 8 -o out
   tuner search -m llama3-8b -c h100x64 -s 8k -b 512 --budget 12gpu-h --runner slurm --site site.yaml -o out
 """
@@ -76,7 +76,9 @@ def run(question: dict[str, Any], show: Show) -> int:
         return 1
     code = 0 if answer.measured is None else answer.measured.exit_code
     if answer.exported is not None:
-        say_refused(answer.exported)
+        if (show.out is None or show.out.lower().endswith(".json")) and not show.json:  # a job file asked for them
+            note("tuner: the best plan's files are not written: -o DIR", show)
+        say_wrong(answer.exported, details=show.json)
         code = code or (2 if answer.exported.refused else 0)
     return code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field
 from tuner.errors import InfrastructureError, Problem, SpecError, nearest, one_problem
 from tuner.files import write
 from tuner.launch import supervised
+from tuner.launch.launchers.launcher import Written, chosen, launchers, open_launcher
 from tuner.launch.logs.formats import FORMATS
 from tuner.launch.orders import COMMAND, ENVIRONMENT, LOG, ORDERS, OWN_LOG, RESULT, STOP, SUPERVISOR, TRIAL
 from tuner.launch.script import TASK, task_script
@@ -22,8 +24,10 @@ from tuner.plan_text import plan_record
 from tuner.spec import Name, Spec
 
 if TYPE_CHECKING:
+    from tuner.job import Job
     from tuner.launch.runner import Running, Setup
     from tuner.launch.trial import Trial
+    from tuner.plan import Plan
 
 _OURS = {COMMAND, ENVIRONMENT, LOG, ORDERS, OWN_LOG, PLAN, RESULT, STOP, SUPERVISOR, TASK, TRIAL, "job.json", "job.sh", "exit.txt"}
 
@@ -43,7 +47,16 @@ def _launcher(name: str) -> str:
     return name
 
 
+def _export(name: str) -> str:
+    if name not in launchers():
+        raise ValueError(f"is no format that is known ({nearest(name, launchers())})")
+    if name == "neutral":
+        raise ValueError(f"launches nothing: {PLAN} holds the plan of each trial anyway")
+    return name
+
+
 Launcher = Annotated[Name, AfterValidator(_launcher)]
+Export = Annotated[Name, AfterValidator(_export)]
 FileName = Annotated[Name, AfterValidator(_file_name)]
 Text = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 
@@ -53,29 +66,49 @@ class Command(Spec):
 
     launcher: whose log format it writes; folder: where it runs (default: the trial's folder); per: on Slurm, whether it runs once on the
     first node ("job": it calls srun itself), once on each node ("node": torchrun) or once for each accelerator ("gpu");
-    files: name in the trial's folder -> template of its content.
+    export: a format of `tuner export`, whose files for the plan are written into the trial's folder; framework_version: of it (the last);
+    files: name in the trial's folder -> template of its content, which takes the place of an exported file of that name.
     """
 
     launcher: Launcher
     command: Text
     folder: Name | None = None
     per: Literal["job", "node", "gpu"] = "job"
+    export: Export | None = None
+    framework_version: Name | None = None
     files: dict[FileName, Text] = Field(default_factory=dict)
 
     def task(self, trial: Trial, site: Site, where: str, *, before: tuple[str, ...] = ()) -> str:
         """Write the trial's files; return the script that runs the command. Raises SpecError, InfrastructureError."""
         facts = values(trial)
         body = fill_command(self.command, facts, where).strip()
-        contents = {name: fill_file(text, facts, name, where) for name, text in self.files.items()}
+        written = self.exported(trial.job, trial.plan)
+        contents = dict(written.files) | {name: fill_file(text, facts, name, where) for name, text in self.files.items()}
         contents[PLAN] = yaml.safe_dump(plan_record(trial.plan, trial.job.gpus), sort_keys=False)
         try:
             for name, text in contents.items():
                 path = trial.folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write(path, text)
+                if name in written.programs:
+                    path.chmod(path.stat().st_mode | 0o111)
         except OSError as error:
             raise InfrastructureError(f"{trial.folder}: cannot be written: {error.strerror}") from None
         return task_script(site, self.folder or str(trial.folder.absolute()), [body], before=before)
+
+    def exported(self, job: Job, plan: Plan) -> Written:
+        """Return the files of `export` for a plan (none without it). Raises SpecError for a plan that the format cannot spell."""
+        if self.export is None:
+            return Written(files={})
+        return open_launcher(self.export).write(job, plan, self.framework_version or "")
+
+    def spells(self, job: Job, plan: Plan) -> bool:
+        """Whether the format of `export` can spell a plan (always without it)."""
+        try:
+            self.exported(job, plan)
+        except SpecError:
+            return False
+        return True
 
 
 def read_command(path: Path) -> Command:
@@ -83,6 +116,13 @@ def read_command(path: Path) -> Command:
     command = load_file(Command, path)
     problems = check(command.command, str(path), "command")
     problems += [problem for name, text in command.files.items() for problem in check(text, str(path), f"files.{name}")]
+    if command.framework_version is not None and command.export is None:
+        problems.append(Problem(where=str(path), path="framework_version", value=command.framework_version, rule="is that of `export`"))
+    if command.export is not None:
+        try:
+            chosen(open_launcher(command.export), command.framework_version or "")
+        except SpecError as error:
+            problems += [dataclasses.replace(one, where=str(path), path="framework_version") for one in error.problems]
     if command.folder and not Path(command.folder).is_dir():
         problems.append(Problem(where=str(path), path="folder", value=command.folder, rule="is no folder"))
     if problems:

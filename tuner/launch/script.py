@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
 TASK = "task.sh"
 HERE = '"$(dirname -- "${BASH_SOURCE[0]}")"'
 _MODULES = "# shellcheck source=/dev/null\ntype module >/dev/null 2>&1 || . /etc/profile.d/modules.sh || . /etc/profile.d/lmod.sh"
+
+
+_ASSIGNED = re.compile(r"(?:[A-Z_][A-Z0-9_]*=\S* +)*")
+_NEEDED = re.compile(r"\$\{([A-Z_][A-Z0-9_]*):\?")
+
+
+def command_of(start: str) -> str:
+    """Return the command of a launch without the variables in front of it: those are a person's to set."""
+    return _ASSIGNED.sub("", start, count=1)
+
+
+def needed(scripts: Iterable[str]) -> tuple[str, ...]:
+    """Return the variables without which these scripts end: ${NAME:?why}."""
+    return tuple(dict.fromkeys(name for text in scripts for name in _NEEDED.findall(text)))
 
 
 def task_script(

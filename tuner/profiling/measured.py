@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tuner.cost_model.calibration import Calibration
     from tuner.found import SearchAnswer
     from tuner.job import Job
+    from tuner.launch.command import Command
     from tuner.launch.runner import Runner
     from tuner.plan import Plan
     from tuner.profiling.campaign import Ended
@@ -360,4 +361,7 @@ def _refused(measure: Measure, runner: Runner, job: Job, plan: Plan) -> bool:
 
     if measure.proxy:
         return bool(why_none(job, plan) or refusals(*cropped(job, plan)))
+    command: Command | None = getattr(runner, "command", None)
+    if command is not None:
+        return not command.spells(job, plan)
     return runner.name in ("local", "slurm") and bool(refusals(job, plan))

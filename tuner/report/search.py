@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tuner.report.export import format_lines, refused_lines
+from tuner.report.export import best_lines
 from tuner.report.profile import trial_lines
 from tuner.report.table import Column, Page, Table, wrapped
 from tuner.report.words import gigabytes, header, labelled, mesh, mfu_words, microbatches, percent, probability, seconds, word
@@ -54,10 +54,8 @@ def search_text(record: dict[str, Any], page: Page, *, detail: int = 0) -> str:
     if rows:
         lines += ["", *ranking_table(record, rows, page), ""]
     lines += verdict(record, page)
-    for name, one in record.get("export", {}).get("formats", {}).items():
-        lines += ["", page.bold(name), *format_lines(one, page)]
-    for name, problems in record.get("export", {}).get("refused", {}).items():
-        lines += ["", page.bold(name), *refused_lines(problems, page)]
+    if "export" in record:
+        lines += best_lines(record, page)
     if detail and record["pareto"]:
         lines += ["", *pareto_table(record, page)]
     if detail:

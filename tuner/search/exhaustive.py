@@ -51,7 +51,8 @@ class SweepResult:
     computed (rules dropped the others by whole values of an axis); legal: plans that the rules and limits allow; fit: legal plans
     that fit. best: the first few by the objective, of distinct groups where these were asked for. pareto: fitting plans that no
     other beats in both step time and memory, by memory. leanest: the legal plan that needs the least memory. like: of how many
-    near equals each of `best` is the best (groups.py; None: too many to count). seconds: wall time of the sweep.
+    near equals each of `best` is the best (groups.py; None: too many to count). ahead: how many plans that fit are faster than each of
+    the times that were asked about. seconds: wall time of the sweep.
     """
 
     space: Space
@@ -65,6 +66,7 @@ class SweepResult:
     pareto: tuple[Found, ...]
     leanest: Found | None
     like: tuple[int | None, ...] = ()
+    ahead: tuple[int, ...] = ()
 
     @property
     def plans_per_s(self) -> float:
@@ -196,8 +198,10 @@ def sweep(
     estimator: Estimator = estimate,
     max_rows: int = MAX_ROWS,
     distinct: bool = False,
+    than: Sequence[float] = (),
 ) -> SweepResult:
-    """Return the best plans of `space` for `job`, having looked at all of them; with `distinct` the best plan of each group.
+    """Return the best plans of `space` for `job`, having looked at all of them; with `distinct` the best plan of each group; than: step
+    times, of which the faster plans are counted.
 
     A plan fits when it runs out of memory with a probability below max_p_oom and needs at most max_memory bytes. Ties in the
     objective go to the plan that is better in the other of time and memory, then to the lower index, so the result does not depend
@@ -205,6 +209,7 @@ def sweep(
     """
     kept = Kept(objective, max(top_k, 1), grouping(space) if distinct else None)
     plans = legal = fit = judged = 0
+    ahead = np.zeros(len(than), dtype=np.int64)
     start = time.perf_counter()
     for block in blocks(space, max_rows=max_rows):
         judged += block.decides
@@ -214,6 +219,7 @@ def sweep(
             plans, legal, fit = plans + math.prod(block.shape), legal + rows.size, fit + fitting.size
             if fitting.size:
                 kept.see_fitting(seen.take(fitting))
+                ahead += np.searchsorted(np.sort(seen.step_s[fitting]), than) if len(than) else 0
             kept.see_legal(seen)
         if progress is not None:
             progress(judged, space.size)
@@ -229,6 +235,7 @@ def sweep(
         pareto=kept.front.found(),
         leanest=next(iter(kept.leanest.found()), None),
         like=kept.like()[:top_k],
+        ahead=tuple(ahead.tolist()),
     )
 
 

@@ -138,10 +138,16 @@ def used(plan: Plan) -> dict[str, int]:
 def unspelled(launcher: Launcher, plan: Plan) -> list[Problem]:
     """Return every used knob of the plan that the launcher cannot spell: why, and the value that needs no spelling."""
     return [
-        refused(launcher.name, name, value, launcher.cannot[name], _idle_text(name))
-        for name, value in used(plan).items()
+        refused(launcher.name, name, _word(plan, name), launcher.cannot[name], _idle_text(name))
+        for name in used(plan)
         if name in launcher.cannot
     ]
+
+
+def _word(plan: Plan, name: str) -> str:
+    """Return a field's value as a person writes it."""
+    value = plan_record(plan, 1).get(name, getattr(plan, name))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def refuse_unspelled(launcher: Launcher, plan: Plan) -> None:

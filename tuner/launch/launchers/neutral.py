@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FILE = "plan.yaml"
 KIND = "tuner/launch-plan"
 VERSION = 1
-_JOB = ("seq_len", "global_batch", "precision", "attention", "task")
+JOB = ("seq_len", "global_batch", "precision", "attention", "task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Neutral:
             "gpus": job.gpus,
             "gpus_per_node": job.cluster.gpus_per_node,
             "gpu": job.cluster.gpu.name,
-            "job": {name: getattr(job, name) for name in _JOB},
+            "job": _job(job),
             "plan": plan_record(plan, job.gpus),
         }
         return Written(files={FILE: yaml.safe_dump(document, sort_keys=False, allow_unicode=True)})
@@ -95,6 +95,17 @@ class Neutral:
             gpus_per_node=data.get("gpus_per_node"),
             unknown=tuple(unknown),
         )
+
+
+def _job(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = {name: getattr(job, name) for name in JOB}
+    if job.task == "lora":
+        found["lora_rank"] = job.lora_rank
+    if job.tokens is not None:
+        found["tokens"] = job.tokens
+    if job.ramp_up is not None:
+        found["ramp_up"] = ",".join(str(getattr(job.ramp_up, name)) for name in ("start", "increment", "samples"))
+    return found
 
 
 def open_launcher() -> Launcher:

@@ -333,7 +333,7 @@ def _module(job: Job, converter: str, code: list[str], version: str) -> str:
     converters = [f"{converter[:-1]}{', ' if converter[-2] != '(' else ''}model_compile_enabled=False)"] if converter else []
     spec = f'model_registry("{flavor[1]}", converters=converters)' if flavor else "own_spec(converters)"
     lines = [
-        docstring(f"{job.model.name} on {job.gpus} GPUs, a configuration of torchtitan {version}: --module tuner_run --config run."),
+        docstring(f"{job.model.name} on {job.gpus} GPUs, for torchtitan {version}: --module tuner_run --config run."),
         "",
         *([imports] if imports else []),
         "from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.launch.launchers.launcher import Written
-from tuner.launch.script import secrets_of, task_script
+from tuner.launch.script import command_of, needed, secrets_of, task_script
 from tuner.launch.site import Site
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def node_script(job: Job, written: Written, site: Site, where: str) -> str:
         "export PET_NPROC_PER_NODE=$GPUS_PER_NODE",
     ]
     told = [f': "${{{name}:?is secret and not written here: export it}}"' for name in secrets_of(site)]
-    return task_script(site, None, [*place, *told, f"exec {written.start}"], what="what each node of the job runs")
+    return task_script(site, None, [*place, *told, f"exec {command_of(written.start)}"], what="what each node of the job runs")
 
 
 def label(name: str, longest: int = 40) -> str:
@@ -130,6 +130,10 @@ def wrapped_all(names: Sequence[str], job: Job, launches: Mapping[str, Written],
                 start=one.start if first else whole.start,
                 notes=(*whole.notes, *notes, *(() if first else (f"{name}: {one.start}",))),
             )
+        unset = [name for name in needed(written.files.values()) if site is None or name not in site.environment]
+        if unset and whole is not written:
+            note = f"{' and '.join(unset)} must be set on the nodes: environment of the --site file, or in theirs"
+            whole = replace(whole, notes=(*whole.notes, note))
         found[format_] = whole
     if problems:
         raise SpecError(problems)

@@ -1,0 +1,9 @@
+#!/bin/bash
+# Written by tuner for NeMo 2.0. On several nodes run this on each, with NODE_RANK, MASTER_ADDR and MASTER_PORT set.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # the allocator grows its segments, so that they do not fragment
+
+exec torchrun --nnodes 1 --nproc-per-node 8 --node-rank "${NODE_RANK:-0}" \
+    --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" pretrain.py "$@"

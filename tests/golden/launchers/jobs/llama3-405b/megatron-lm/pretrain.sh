@@ -1,0 +1,80 @@
+#!/bin/bash
+# Written by tuner for Megatron-LM (core 0.19): a few steps on made-up data.
+# MEGATRON_LM is its folder. On several nodes run this on each, with NODE_RANK, MASTER_ADDR and MASTER_PORT set; further arguments are
+# handed to pretrain_gpt.py.
+set -euo pipefail
+
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True  # the allocator grows its segments, so that they do not fragment
+export CUDA_DEVICE_MAX_CONNECTIONS=1  # one queue starts collectives of tensor and context parallelism before the compute that hides them
+
+MEGATRON_LM=${MEGATRON_LM:?must be the folder of Megatron-LM}
+GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+NNODES=${NNODES:-128}
+DISTRIBUTED_ARGS=(
+    --nnodes "$NNODES"
+    --nproc-per-node "$GPUS_PER_NODE"
+    --node-rank "${NODE_RANK:-0}"
+    --master-addr "${MASTER_ADDR:-localhost}"
+    --master-port "${MASTER_PORT:-29500}"
+)
+MODEL_ARGS=(
+    --num-layers 126
+    --hidden-size 16384
+    --ffn-hidden-size 53248
+    --num-attention-heads 128
+    --kv-channels 128
+    --vocab-size 128256
+    --seq-length 8192
+    --max-position-embeddings 8192
+    --position-embedding-type rope
+    --normalization RMSNorm
+    --swiglu
+    --untie-embeddings-and-output-weights
+    --disable-bias-linear
+    --hidden-dropout 0.0
+    --attention-dropout 0.0
+    --group-query-attention
+    --num-query-groups 8
+)
+PRECISION_ARGS=(
+    --bf16
+)
+PARALLEL_ARGS=(
+    --tensor-model-parallel-size 8
+    --pipeline-model-parallel-size 16
+    --context-parallel-size 1
+    --sequence-parallel
+    --account-for-embedding-in-pipeline-split
+    --account-for-loss-in-pipeline-split
+    --use-distributed-optimizer
+)
+MEMORY_ARGS=(
+    --recompute-granularity full
+    --recompute-method uniform
+    --recompute-num-layers 1
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1
+    --global-batch-size 512
+    --train-iters 50
+    --lr 1.0e-5
+    --min-lr 1.0e-6
+    --lr-decay-style cosine
+    --clip-grad 1.0
+    --log-interval 1
+    --log-throughput
+    --eval-iters 0
+)
+DATA_ARGS=(
+    --mock-data
+    --tokenizer-type NullTokenizer
+)
+
+exec torchrun "${DISTRIBUTED_ARGS[@]}" "$MEGATRON_LM"/pretrain_gpt.py \
+    "${MODEL_ARGS[@]}" \
+    "${PRECISION_ARGS[@]}" \
+    "${PARALLEL_ARGS[@]}" \
+    "${MEMORY_ARGS[@]}" \
+    "${TRAINING_ARGS[@]}" \
+    "${DATA_ARGS[@]}" \
+    "$@"
