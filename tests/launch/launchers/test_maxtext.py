@@ -221,7 +221,7 @@ def test_a_script_for_any_count_of_pods() -> None:
     assert (found.model, found.gpus, found.job["seq_len"]) == ({"preset": "llama2-70b"}, None, 2048)
     assert (found.plan["zero"], found.plan["micro_batch"]) == (3, 2)
     assert set(found.assumed) == {"seq_len", "shard_group", "offload"}
-    assert {(item.name, item.value) for item in found.unknown} == {("dataset_path", "${DATASET_PATH}"), ("use_iota_embed", "true")}
+    assert {(item.name, item.value) for item in found.unknown} == {("dataset_path", "$DATASET_PATH"), ("use_iota_embed", "true")}
     assert not found.problems
 
 

@@ -20,8 +20,9 @@ from tuner.launch.launchers.hf.model import HfModel, checked_model
 from tuner.launch.launchers.hf.train_scripts import ACCELERATE as TRAIN
 from tuner.launch.launchers.hf.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script, spread
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, merged, refused, unspelled
-from tuner.launch.launchers.tables.keys import Key, count, flag, nested, take
-from tuner.load import parse_json, parse_yaml
+from tuner.launch.launchers.tables.vocabulary import Key, spelled, truth, understood, whole
+from tuner.launch.launchers.texts.documents import from_yaml, mapping, nested
+from tuner.load import parse_json
 from tuner.plan import CP_KINDS, FULL, OFFLOADS
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _one_of(words: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 def _reshard(value: Any) -> Any:
     """A truth value with fsdp_version 2, a sharding strategy with 1."""
-    return _STRATEGIES[str(value).upper()] if str(value).upper() in _STRATEGIES else 3 if flag(value) else 2
+    return _STRATEGIES[str(value).upper()] if str(value).upper() in _STRATEGIES else 3 if truth(value) else 2
 
 
 def _stage(value: Any) -> int:
@@ -68,27 +69,27 @@ _SIZES = "parallelism_config.parallelism_config_"
 KEYS = (
     Key(path="distributed_type", name="kind"),
     Key(path="mixed_precision", name="precision", put=lambda name: "no" if name == "fp32" else name, take=_one_of(_PRECISIONS)),
-    Key(path="num_machines", name="nodes", take=count),
-    Key(path="num_processes", name="gpus", take=count),
-    Key(path="fsdp_config.fsdp_version", name="version", take=count),
+    Key(path="num_machines", name="nodes", take=whole),
+    Key(path="num_processes", name="gpus", take=whole),
+    Key(path="fsdp_config.fsdp_version", name="version", take=whole),
     Key(path="fsdp_config.fsdp_reshard_after_forward", name="zero", put=lambda zero: zero == 3, take=_reshard),
-    Key(path="fsdp_config.fsdp_activation_checkpointing", name="checkpointing", take=flag),
-    Key(path="fsdp_config.fsdp_offload_params", name="offload", take=flag),
+    Key(path="fsdp_config.fsdp_activation_checkpointing", name="checkpointing", take=truth),
+    Key(path="fsdp_config.fsdp_offload_params", name="offload", take=truth),
     Key(path="fsdp_config.fsdp_transformer_layer_cls_to_wrap", name="layer"),
-    Key(path=f"{_SIZES}dp_replicate_size", name="replicate", take=count),
-    Key(path=f"{_SIZES}dp_shard_size", name="shard", take=count),
-    Key(path=f"{_SIZES}tp_size", name="tp", take=count),
-    Key(path=f"{_SIZES}cp_size", name="cp", take=count),
+    Key(path=f"{_SIZES}dp_replicate_size", name="replicate", take=whole),
+    Key(path=f"{_SIZES}dp_shard_size", name="shard", take=whole),
+    Key(path=f"{_SIZES}tp_size", name="tp", take=whole),
+    Key(path=f"{_SIZES}cp_size", name="cp", take=whole),
     Key(
         path=f"{_SIZES}cp_comm_strategy",
         name="cp_kind",
         put=lambda kind: next(word for word, ours in _RING.items() if ours == kind),
         take=_one_of(_RING),
     ),
-    Key(path=f"{_SIZES}sp_size", name="sp", take=count, written=False),
+    Key(path=f"{_SIZES}sp_size", name="sp", take=whole, written=False),
     Key(path="fsdp_config.fsdp_sharding_strategy", name="strategy", take=lambda value: str(value).upper(), written=False),
     Key(path="deepspeed_config.zero_stage", name="stage", take=_stage, written=False),
-    Key(path="deepspeed_config.gradient_accumulation_steps", name="accumulation", take=count, written=False),
+    Key(path="deepspeed_config.gradient_accumulation_steps", name="accumulation", take=whole, written=False),
     Key(path="deepspeed_config.offload_optimizer_device", name="offload", take=_device, written=False),
 )
 IDLE: dict[str, tuple[Any, ...] | None] = {
@@ -182,7 +183,7 @@ class Accelerate:
         if problems or model is None:
             raise SpecError(problems)
         settings = _settings(job, plan, model)
-        document = {"compute_environment": "LOCAL_MACHINE", **nested(KEYS, settings), "rdzv_backend": "static", "use_cpu": False}
+        document = {"compute_environment": "LOCAL_MACHINE", **nested(spelled(KEYS, settings)), "rdzv_backend": "static", "use_cpu": False}
         if plan.zero:
             document["fsdp_config"] |= {
                 "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -218,10 +219,7 @@ class Accelerate:
             if name.endswith(".json"):
                 model = _model(parse_json(text, name), name)
             elif name.endswith((".yaml", ".yml")):
-                document: Any = parse_yaml(text, name)
-                if not isinstance(document, dict):
-                    raise SpecError([Problem(where=f"{name}:1", path="", value="", rule="must be a mapping")])
-                taken = take(KEYS, document, name, text, IDLE)
+                taken = understood(KEYS, from_yaml(text, name), IDLE)
                 settings.insert(0, taken.settings)
                 places = taken.places | places
                 unknown += taken.unknown
@@ -238,9 +236,7 @@ class Accelerate:
 
 
 def _model(document: Any, name: str) -> dict[str, Any]:
-    if not isinstance(document, dict):
-        raise SpecError([Problem(where=f"{name}:1", path="", value="", rule="must be a mapping")])
-    model: dict[str, Any] = read_hf_config(document, name).model_dump(mode="json", exclude_defaults=True)
+    model: dict[str, Any] = read_hf_config(mapping(document, name), name).model_dump(mode="json", exclude_defaults=True)
     return model
 
 

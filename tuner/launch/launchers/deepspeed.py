@@ -18,7 +18,8 @@ from tuner.launch.launchers.hf.model import HfModel, checked_model
 from tuner.launch.launchers.hf.train_scripts import DEEPSPEED as TRAIN
 from tuner.launch.launchers.hf.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, merged, refused, unspelled
-from tuner.launch.launchers.tables.keys import Key, count, flag, nested, take
+from tuner.launch.launchers.tables.vocabulary import Key, spelled, truth, understood, whole
+from tuner.launch.launchers.texts.documents import mapping, nested, placed
 from tuner.load import parse_json
 from tuner.plan import FULL, OFFLOADS
 
@@ -47,26 +48,26 @@ def _device(value: Any) -> str:
 
 # A table entry is written and read: what ds_config.json says of job and plan.
 KEYS = (
-    Key(path="train_batch_size", name="train_batch", take=count),
-    Key(path="train_micro_batch_size_per_gpu", name="micro_batch", take=count),
-    Key(path="gradient_accumulation_steps", name="accumulation", take=count),
-    Key(path="bf16.enabled", name="bf16", take=flag),
-    Key(path="fp16.enabled", name="fp16", take=flag),
+    Key(path="train_batch_size", name="train_batch", take=whole),
+    Key(path="train_micro_batch_size_per_gpu", name="micro_batch", take=whole),
+    Key(path="gradient_accumulation_steps", name="accumulation", take=whole),
+    Key(path="bf16.enabled", name="bf16", take=truth),
+    Key(path="fp16.enabled", name="fp16", take=truth),
     Key(path="zero_optimization.stage", name="zero", take=_stage),
-    Key(path="zero_optimization.overlap_comm", name="dp_overlap", take=flag),
+    Key(path="zero_optimization.overlap_comm", name="dp_overlap", take=truth),
     Key(
         path="zero_optimization.offload_optimizer.device",
         name="offload",
         put=lambda offload: "cpu" if offload == "optimizer" else None,
         take=_device,
     ),
-    Key(path="tensor_parallel.autotp_size", name="tp", take=lambda size: 1 if size == 0 else count(size)),
-    Key(path="tensor_parallel.tp_overlap_comm", name="tp_overlap", take=flag),
-    Key(path="sequence_parallel_size", name="cp", take=count),
-    Key(path="expert_parallel.enabled", name="experts", take=flag),
-    Key(path="expert_parallel.autoep_size", name="ep", take=count),
+    Key(path="tensor_parallel.autotp_size", name="tp", take=lambda size: 1 if size == 0 else whole(size)),
+    Key(path="tensor_parallel.tp_overlap_comm", name="tp_overlap", take=truth),
+    Key(path="sequence_parallel_size", name="cp", take=whole),
+    Key(path="expert_parallel.enabled", name="experts", take=truth),
+    Key(path="expert_parallel.autoep_size", name="ep", take=whole),
     Key(path="expert_parallel.preset_model", name="family"),
-    Key(path="bfloat16.enabled", name="bf16", take=flag, written=False),
+    Key(path="bfloat16.enabled", name="bf16", take=truth, written=False),
 )
 # Keys that concern neither step time nor memory as they are modelled, or only where they have another value than the default.
 IDLE: dict[str, tuple[Any, ...] | None] = {
@@ -162,7 +163,7 @@ class DeepSpeed:
         if problems or model is None:
             raise SpecError(problems)
         settings = _settings(job, plan, model)
-        config = nested(KEYS, settings) | {
+        config = nested(spelled(KEYS, settings)) | {
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
             "gradient_clipping": 1.0,
             "steps_per_print": 10,
@@ -202,15 +203,13 @@ class DeepSpeed:
                 unknown += line.unknown
                 problems += line.problems
                 continue
-            document: Any = parse_json(text, name)
-            if not isinstance(document, dict):
-                raise SpecError([Problem(where=f"{name}:1", path="", value="", rule="must be a mapping")])
+            document = mapping(parse_json(text, name), name)
             if "model_type" in document:
                 model = read_hf_config(document, name).model_dump(mode="json", exclude_defaults=True)
                 continue
             told, left = _without_auto(document)
             assumed |= dict.fromkeys(left, "auto: what the trainer's arguments say")
-            taken = take(KEYS, told, name, text, IDLE)
+            taken = understood(KEYS, placed(told, text, name), IDLE)
             settings.append(taken.settings)
             places |= taken.places
             unknown += taken.unknown

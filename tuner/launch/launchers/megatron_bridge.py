@@ -20,10 +20,10 @@ from tuner.launch.launchers.megatron import core as megatron_core
 from tuner.launch.launchers.megatron import plan as megatron_plan
 from tuner.launch.launchers.megatron.layout import parse_pattern
 from tuner.launch.launchers.megatron.model import BARE
-from tuner.launch.launchers.megatron_lm import environment_lines, flags_of
+from tuner.launch.launchers.megatron_lm import environment_lines
 from tuner.launch.launchers.primus import preset_of
 from tuner.launch.launchers.tables.settings import Dialect, Setting, refusal, shown
-from tuner.launch.launchers.texts.launch_line import launches
+from tuner.launch.launchers.texts.launch_line import flags_of, launches
 from tuner.launch.launchers.texts.shell import read_script
 
 if TYPE_CHECKING:

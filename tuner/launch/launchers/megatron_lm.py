@@ -18,7 +18,7 @@ from tuner.launch.launchers.megatron import core as megatron_core
 from tuner.launch.launchers.megatron import plan as megatron_plan
 from tuner.launch.launchers.megatron.model import BARE
 from tuner.launch.launchers.tables.settings import Dialect, Setting, shown
-from tuner.launch.launchers.texts.launch_line import launches
+from tuner.launch.launchers.texts.launch_line import flags_of, launches
 from tuner.launch.launchers.texts.shell import read_script
 
 if TYPE_CHECKING:
@@ -208,23 +208,6 @@ class MegatronLm:
             unknown=unknown,
             assumed=assumed,
         )
-
-
-def flags_of(words: Sequence[Word]) -> Iterator[tuple[Word, list[Word]]]:
-    """Yield each flag of a command line with the words behind it (--flag=value is taken apart)."""
-    flag: Word | None = None
-    values: list[Word] = []
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word.text):
-            if flag is not None:
-                yield flag, values
-            name, equals, value = word.text.partition("=")
-            flag = type(word)(text=name, line=word.line, missing=word.missing if not equals else ())
-            values = [type(word)(text=value, line=word.line, missing=word.missing)] if equals else []
-        elif flag is not None:
-            values.append(word)
-    if flag is not None:
-        yield flag, values
 
 
 def _the_launch(files: Mapping[str, str]) -> tuple[Script, Launch, int]:

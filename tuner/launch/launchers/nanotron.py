@@ -14,8 +14,9 @@ import yaml
 
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, chosen, refuse_unspelled
 from tuner.launch.launchers.tables.vocabulary import Key, Said, Told, one_of, refusal, spelled, text, truth, understand, whole, whole_from
+from tuner.launch.launchers.texts.documents import flat, from_yaml, nested
+from tuner.launch.launchers.texts.overrides import from_script
 from tuner.launch.launchers.texts.scripts import EXPANDABLE, gpus_of, torchrun_script
-from tuner.launch.launchers.texts.sources import flat, from_script, from_yaml
 from tuner.plan import CP_KINDS, FULL, SCHEDULES
 from tuner.plan_text import recompute_text
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuner.job import Job
-    from tuner.launch.launchers.texts.sources import Script
+    from tuner.launch.launchers.texts.overrides import Script
     from tuner.model import Model, Moe
     from tuner.plan import Plan
 
@@ -165,7 +166,7 @@ class Nanotron:
         refuse_unspelled(self, plan)
         version = chosen(self, version)
         settings = _settings(job, plan, version)
-        document = _nested(spelled(TABLES[version], settings))
+        document = nested(_WRITTEN | spelled(TABLES[version], settings))
         files = {CONFIG: yaml.safe_dump(document, sort_keys=False, allow_unicode=True), SCRIPT: _script(job, plan, version)}
         return Written(files=files, programs=(SCRIPT,), start=f"./{SCRIPT}", notes=_notes(job, plan))
 
@@ -195,18 +196,6 @@ def _quiet(key: str, value: Any) -> bool:
 
 
 _WRITTEN = dict(flat(dict(_REST))) | {f"{_MODEL}.{key}": value for key, value in _MODEL_REST.items()}
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {dotted key: value} as nested mappings, with what a run needs beside the plan."""
-    document: dict[str, Any] = {}
-    for path, value in (_WRITTEN | dict(values)).items():
-        *sections, key = path.split(".")
-        inner = document
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[key] = value
-    return document
 
 
 def _settings(job: Job, plan: Plan, version: str) -> dict[str, Any]:

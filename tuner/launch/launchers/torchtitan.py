@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, refuse_unspelled
 from tuner.launch.launchers.tables.vocabulary import known_version, refusal, spelled
+from tuner.launch.launchers.texts.documents import toml_text
+from tuner.launch.launchers.texts.python_config import docstring
 from tuner.launch.launchers.texts.scripts import EXPANDABLE, torchrun_script
-from tuner.launch.launchers.texts.sources import docstring, toml_text
 from tuner.launch.launchers.titan import models
 from tuner.launch.launchers.titan import reading as titan_reading
 from tuner.launch.launchers.titan.keys import LOOPED, NAME, POLICIES, SINGLE, TABLES, VERSIONS
@@ -333,7 +334,7 @@ def _module(job: Job, converter: str, code: list[str], version: str) -> str:
     converters = [f"{converter[:-1]}{', ' if converter[-2] != '(' else ''}model_compile_enabled=False)"] if converter else []
     spec = f'model_registry("{flavor[1]}", converters=converters)' if flavor else "own_spec(converters)"
     lines = [
-        docstring(f"{job.model.name} on {job.gpus} GPUs, a configuration of torchtitan {version}: --module tuner_run --config run."),
+        docstring(f"{job.model.name} on {job.gpus} GPUs, for torchtitan {version}: --module tuner_run --config run."),
         "",
         *([imports] if imports else []),
         "from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss",

@@ -24,7 +24,8 @@ from tuner.launch.launchers.max.keys import (
     modules,
 )
 from tuner.launch.launchers.tables.vocabulary import SHOWN, Said, Told, understand
-from tuner.launch.launchers.texts.sources import from_script, from_yaml
+from tuner.launch.launchers.texts.documents import from_yaml
+from tuner.launch.launchers.texts.overrides import from_script
 from tuner.load import load_spec
 from tuner.model import Model
 from tuner.plan_text import parse_recompute, recompute_text
@@ -32,7 +33,7 @@ from tuner.plan_text import parse_recompute, recompute_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tuner.launch.launchers.texts.sources import Script
+    from tuner.launch.launchers.texts.overrides import Script
 
 
 def read(files: Mapping[str, str]) -> Found:

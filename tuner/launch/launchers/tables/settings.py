@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.errors import Problem, SpecError
 from tuner.launch.launchers.launcher import Unknown, merged
+from tuner.launch.launchers.tables.vocabulary import SHOWN, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["count", "number", "flag", "text", "words"]
 LARGEST = 100_000_000
-SHOWN = 200
-_FLAGS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
 _NONE = ("", "null", "none", "~")
 
 
@@ -128,9 +127,9 @@ def typed(kind: Kind, value: Any) -> Any:
     if value is None or (isinstance(value, str) and value.strip().lower() in _NONE and kind != "words"):
         return None
     if kind == "flag":
-        return _flag(value)
+        return truth(value)
     if kind == "count":
-        return _count(value)
+        return whole(value, 0, LARGEST)
     if kind == "number":
         return _number(value)
     if kind == "words":
@@ -138,20 +137,6 @@ def typed(kind: Kind, value: Any) -> Any:
     if isinstance(value, (list, tuple, dict)):
         raise ValueError("must be one value")
     return str(value)
-
-
-def _flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if str(value).strip().lower() not in _FLAGS:
-        raise ValueError("must be true or false")
-    return _FLAGS[str(value).strip().lower()]
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not re.fullmatch(r"[-+]?\d{1,12}", str(value).strip()) or not 0 <= int(str(value)) <= LARGEST:
-        raise ValueError(f"must be a whole number up to {LARGEST}")
-    return int(str(value))
 
 
 def _number(value: Any) -> float:

@@ -85,18 +85,20 @@ def one_of(*words: str) -> Callable[[Any], str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """path: the key with the sections it stands in ("parallelism.tp"); name: the setting that it spells; take: from a file's value to the
-    setting, raises ValueError; put: from the setting to the file's value.
+    setting, raises ValueError; put: from the setting to the file's value (None: not written); written: whether it is, or only read.
     """
 
     path: str
     name: str
     take: Callable[[Any], Any] = same
     put: Callable[[Any], Any] = same
+    written: bool = True
 
 
 def spelled(keys: Iterable[Key], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return {path: value} of the settings that the table spells, in the table's order. A setting of None is not written."""
-    return {key.path: key.put(settings[key.name]) for key in keys if settings.get(key.name) is not None}
+    told = [key for key in keys if key.written and settings.get(key.name) is not None]
+    return {key.path: value for key in told if (value := key.put(settings[key.name])) is not None}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,17 +127,16 @@ class Said:
         self.unknown.append(Unknown(name=path, value=value, where=self.places.pop(name, "")))
 
 
-def understand(keys: Iterable[Key], told: Mapping[str, Told], quiet: frozenset[str] = frozenset()) -> Said:
-    """Return what was told in the table's words. quiet: keys that concern no cost (where data lies, what is logged). Raises SpecError
-    listing every value that cannot be parsed.
+def understood(keys: Iterable[Key], told: Mapping[str, Told], idle: Mapping[str, tuple[Any, ...] | None]) -> Said:
+    """Return what was told in the table's words; values that cannot be parsed are its problems. idle: paths (or what they begin with,
+    ending in a point) that concern nothing here, with the values for which that holds (None: any).
     """
     table = {key.path: key for key in keys}
     said = Said()
-    wrong: list[Problem] = []
     for path, item in told.items():
         key = table.get(path)
         if key is None:
-            if path not in quiet:
+            if not _is_idle(path, item.value, idle):
                 said.unknown.append(Unknown(name=path[:SHOWN], value=str(item.value)[:SHOWN], where=item.where))
             continue
         if item.value is None:
@@ -144,9 +145,22 @@ def understand(keys: Iterable[Key], told: Mapping[str, Told], quiet: frozenset[s
             said.settings[key.name] = key.take(item.value)
             said.places[key.name] = item.where
         except ValueError as error:
-            wrong.append(Problem(where=item.where, path=path[:80], value=repr(item.value)[:80], rule=str(error)))
-    if wrong:
-        raise SpecError(wrong)
+            said.problems.append(Problem(where=item.where, path=path[:80], value=repr(item.value)[:80], rule=str(error)))
+    return said
+
+
+def _is_idle(path: str, value: Any, idle: Mapping[str, tuple[Any, ...] | None]) -> bool:
+    names = (path, *(path[: i + 1] for i, letter in enumerate(path[:SHOWN]) if letter == "."))
+    return any(name in idle and (idle[name] is None or value in (idle[name] or ())) for name in names)
+
+
+def understand(keys: Iterable[Key], told: Mapping[str, Told], quiet: frozenset[str] = frozenset()) -> Said:
+    """Return what was told in the table's words. quiet: keys that concern no cost (where data lies, what is logged). Raises SpecError
+    listing every value that cannot be parsed.
+    """
+    said = understood(keys, told, dict.fromkeys(quiet))
+    if said.problems:
+        raise SpecError(said.problems)
     return said
 
 

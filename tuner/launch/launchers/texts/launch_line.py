@@ -170,3 +170,20 @@ def _per_node(script: Script, by: str, options: Mapping[str, Word], around: Mapp
 
 def _number(word: Word | None) -> int | None:
     return int(word.text) if word and re.fullmatch(r"\d{1,6}", word.text) and int(word.text) else None
+
+
+def flags_of(words: Sequence[Word]) -> Iterator[tuple[Word, list[Word]]]:
+    """Yield each flag of a command line with the words behind it (--flag=value is taken apart)."""
+    flag: Word | None = None
+    values: list[Word] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word.text):
+            if flag is not None:
+                yield flag, values
+            name, equals, value = word.text.partition("=")
+            flag = Word(text=name, line=word.line, missing=word.missing if not equals else ())
+            values = [Word(text=value, line=word.line, missing=word.missing)] if equals else []
+        elif flag is not None:
+            values.append(word)
+    if flag is not None:
+        yield flag, values

@@ -6,13 +6,13 @@ import math
 import shlex
 from typing import TYPE_CHECKING
 
-from tuner.launch.launchers.texts.sources import VERSION_LINE
+from tuner.launch.launchers.texts.overrides import VERSION_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tuner.job import Job
-    from tuner.launch.launchers.texts.sources import Script
+    from tuner.launch.launchers.texts.overrides import Script
 
 TORCHRUN = frozenset({"nnodes", "nproc_per_node"})
 EXPANDABLE = "fragmentation does not turn a plan that fits into one that does not"

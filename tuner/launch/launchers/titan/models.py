@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner import presets
 from tuner.errors import SpecError
-from tuner.launch.launchers.texts.sources import docstring
+from tuner.launch.launchers.texts.python_config import docstring
 from tuner.load import load_spec
 from tuner.model import Model, Moe
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import Problem
 from tuner.launch.launchers.launcher import Found, Unknown
 from tuner.launch.launchers.tables.vocabulary import SHOWN, Said, Told, understand
+from tuner.launch.launchers.texts.documents import from_toml
+from tuner.launch.launchers.texts.overrides import from_script
+from tuner.launch.launchers.texts.python_config import Opaque, constants_of, from_function, functions, parse_python
 from tuner.launch.launchers.texts.scripts import gpus_of
-from tuner.launch.launchers.texts.sources import Opaque, constants_of, from_function, from_script, from_toml, functions, parse_python
 from tuner.launch.launchers.titan import models
 from tuner.launch.launchers.titan.keys import LOOPED, NAME, POLICIES, QUIET, READ, SINGLE, TOKENS
 from tuner.plan_text import default_recompute, layout_text, recompute_text
@@ -18,7 +20,8 @@ from tuner.plan_text import default_recompute, layout_text, recompute_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tuner.launch.launchers.texts.sources import Code, Script
+    from tuner.launch.launchers.texts.overrides import Script
+    from tuner.launch.launchers.texts.python_config import Code
     from tuner.model import Model
 
 _CONVERTERS = {"Float8Linear": "fp8-rowwise", "MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4"}
