@@ -311,8 +311,10 @@ class _Reader:
             return None if value is None else bool(value)
         words = [word for part in parts if part.kind == "word" for word in (self.expand(part, joined=True))]
         texts = [word.text for word in words]
-        if not texts or texts[0] not in ("[", "[[", "test"):
-            return None
+        if texts in (["true"], ["false"]):
+            return texts == ["true"]
+        if not texts or texts[0] not in ("[", "[[", "test") or (texts[0] == "[[" and texts[-1] != "]]"):
+            return None  # [[ a && b ]] is taken apart at &&
         inner = words[1:-1] if texts[-1] in ("]", "]]") else words[1:]
         negated = bool(inner) and inner[0].text == "!"
         value = self._simple_test(inner[1:] if negated else inner)
@@ -431,7 +433,9 @@ class _Reader:
         if name in ("@", "*"):
             return []  # further arguments of the caller
         known = self.variables.get(name)
-        if known is not None and not (known.text == "" and part.operator.startswith(":") and part.operator != ":+"):
+        if known is None and name in self.hidden:
+            return [self._missing(name, line, self.hidden[name].why)]
+        if known is not None and not (known.text == "" and part.operator.startswith(":")):
             return [self._value(part.argument, line)] if part.operator in (":+", "+") else [known]
         if part.operator in (":-", "-", ":=", "="):
             value = self._value(part.argument, line)
@@ -443,7 +447,7 @@ class _Reader:
         if known is not None:
             return [known]
         why = "is an argument of the script" if name.isdigit() else "is not assigned in this file"
-        return [self._missing(name, line, self.hidden[name].why if name in self.hidden else why)]
+        return [self._missing(name, line, why)]
 
     def _missing(self, name: str, line: int, why: str) -> Word:
         self.unresolved.setdefault(name, Unresolved(name=name, line=line, why=why))
