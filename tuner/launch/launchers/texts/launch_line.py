@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from tuner.launch.launchers.texts.shell import Word, read_script
+from tuner.launch.launchers.texts.shell import read_script
+from tuner.launch.launchers.texts.shell_names import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
