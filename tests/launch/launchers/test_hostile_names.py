@@ -117,7 +117,7 @@ def check(name: str, text: str) -> None:
     found = launcher.read(own)
     assert not found.unknown and not found.problems, (name, found.unknown, found.problems)
     again, _ = read_plan({knob: value for knob, value in found.plan.items() if knob != "edp"}, job, name)
-    assert dealt(again) == dealt(plan), name
+    assert dealt(again, job) == dealt(plan, job), name
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

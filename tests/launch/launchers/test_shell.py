@@ -63,7 +63,11 @@ def test_words_expand_as_a_shell_expands_them(text: str, words: list[str]) -> No
         ("A=8b\ncase $A in 70b) L=80;; 8b|7b) L=32;; *) L=0;; esac\nrun $L", ["run", "32"]),
         ("A=9b\ncase $A in\n  70b)\n    L=80\n    ;;\n  *)\n    L=0\n    ;;\nesac\nrun $L", ["run", "0"]),
         ("for T in 8; do run $T; done", ["run", "8"]),
-        ("if true; then A=1; elif true; then A=2; else A=3; fi\nrun $A", ["run", "$A"]),
+        ("if true; then A=1; elif true; then A=2; else A=3; fi\nrun $A", ["run", "1"]),
+        ("if false; then A=1; elif true; then A=2; else A=3; fi\nrun $A", ["run", "2"]),
+        ("if make; then A=1; elif true; then A=2; fi\nrun $A", ["run", "$A"]),
+        ("A=1\nif [[ $A > 0 ]]; then B=1; fi\nrun $B", ["run", "$B"]),
+        ("A=1\nif [[ $A -eq 2 && -f x ]]; then B=1; fi\nrun $B", ["run", "$B"]),
         ("go() {\n  run $1 $X\n}\nX=1\ngo", ["go"]),
     ],
 )  # fmt: skip
@@ -115,7 +119,8 @@ def test_headers_of_slurm_say_nodes_and_accelerators() -> None:
     ("text", "by", "program", "size", "rest"),
     [
         ("torchrun --nproc-per-node 8 --nnodes=2 train.py --a 1", "torchrun", "train.py", (2, 8), ["--a", "1"]),
-        ("torchrun --nproc_per_node=8 --standalone train.py", "torchrun", "train.py", (None, 8), []),
+        ("torchrun --nproc_per_node=8 --standalone train.py", "torchrun", "train.py", (1, 8), []),
+        (HEADER + "torchrun --standalone --nproc_per_node=8 train.py --a", "torchrun", "train.py", (1, 8), ["--a"]),
         ("torchrun --nproc_per_node=8 train.py", "torchrun", "train.py", (1, 8), []),
         ("torchrun --nnodes 1:4 --nproc_per_node gpu -m pkg.train --b", "torchrun", "pkg.train", (None, None), ["--b"]),
         ("python -u -m torch.distributed.run --nnodes 3 --nproc_per_node 4 train.py", "torchrun", "train.py", (3, 4), []),

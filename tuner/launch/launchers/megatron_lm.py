@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from tuner.job import Job
     from tuner.launch.launchers.texts.launch_line import Launch
-    from tuner.launch.launchers.texts.shell import Script, Word
+    from tuner.launch.launchers.texts.shell import Script
+    from tuner.launch.launchers.texts.shell_names import Word
     from tuner.plan import Plan
 
 NAME = "megatron-lm"

@@ -10,14 +10,32 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tuner.errors import one_problem
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled
 from tuner.launch.launchers.megatron import core as megatron_core
 from tuner.launch.launchers.megatron import plan as megatron_plan
-from tuner.launch.launchers.megatron.layout import parse_pattern
 from tuner.launch.launchers.megatron.model import BARE
+from tuner.launch.launchers.megatron.nemo_keywords import (
+    BY_PLACE,
+    CLASSES,
+    DATA,
+    DDP,
+    IDLE_KEYWORDS,
+    KEYWORDS,
+    MODEL,
+    MODEL_CLASS,
+    OPTIMIZER,
+    OVERLAP,
+    PATHS,
+    PLUGIN,
+    PRECISIONS,
+    RECIPES,
+    STRATEGY,
+    UNSAID,
+    Keyword,
+)
 from tuner.launch.launchers.megatron_lm import environment_lines
 from tuner.launch.launchers.primus import preset_of
 from tuner.launch.launchers.tables.settings import Dialect, Setting, refusal, shown
@@ -36,152 +54,6 @@ _DIALECT = Dialect(
     launcher=NAME,
     traits=frozenset({"vpp", "no-mla", "no-window", "no-forced-balance", "no-optimizer-offload", "graphs-flag"}),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keyword:
-    """A keyword of a class and the setting it spells. kind: "not" says the opposite; "pattern": a list of layers; "first": the one element
-    of a list; "fsdp": fsdp="megatron".
-    """
-
-    owner: str
-    keyword: str
-    name: str
-    kind: Literal["same", "not", "pattern", "first", "fsdp"] = "same"
-
-    def put(self, value: Any) -> Any:
-        """Return the keyword's value; None: it is left out."""
-        if self.kind == "not":
-            return not value
-        if self.kind == "pattern":
-            return parse_pattern(value)
-        if self.kind == "fsdp":
-            return "megatron" if value else None
-        return value[0] if self.kind == "first" else value
-
-    def take(self, value: Any) -> Any:
-        """Return the setting's value. Raises ValueError."""
-        if self.kind == "not" and isinstance(value, bool):
-            return not value
-        if self.kind == "pattern" and isinstance(value, list):
-            return "[" + ",".join(str(item) for item in value) + "]"
-        if self.kind == "fsdp":
-            if value not in (None, "megatron", "pytorch"):
-                raise ValueError("must be megatron or pytorch")
-            return value == "megatron"
-        return value
-
-
-def _keywords(owner: str, *names: str) -> tuple[Keyword, ...]:
-    return tuple(Keyword(owner=owner, keyword=name, name=name) for name in names)
-
-
-_MODEL, _STRATEGY, _DDP = "GPTConfig", "MegatronStrategy", "DistributedDataParallelConfig"
-_OPTIMIZER, _DATA, _OVERLAP = "OptimizerConfig", "MockDataModule", "MegatronCommOverlapCallback"
-# One entry a keyword; all of a setting are written, each is read.
-KEYWORDS: tuple[Keyword, ...] = (
-    *_keywords(_MODEL, "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
-    *_keywords(_MODEL, "vocab_size", "seq_length", "position_embedding_type", "normalization", "add_bias_linear", "add_qkv_bias"),
-    *_keywords(_MODEL, "qk_layernorm", "hidden_dropout", "attention_dropout", "mtp_num_layers"),
-    Keyword(owner=_MODEL, keyword="gated_linear_unit", name="swiglu"),
-    Keyword(owner=_MODEL, keyword="share_embeddings_and_output_weights", name="untie_embeddings_and_output_weights", kind="not"),
-    Keyword(owner=_MODEL, keyword="num_moe_experts", name="num_experts"),
-    *_keywords(_MODEL, "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_grouped_gemm"),
-    *_keywords(_MODEL, "moe_router_enable_expert_bias", "moe_router_score_function", "moe_token_dispatcher_type"),
-    Keyword(owner=_MODEL, keyword="moe_layer_freq", name="moe_layer_freq", kind="pattern"),
-    Keyword(owner=_MODEL, keyword="cp_comm_type", name="cp_comm_type", kind="first"),
-    *_keywords(_MODEL, "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-    *_keywords(_MODEL, "cpu_offloading", "cpu_offloading_num_layers", "enable_cuda_graph"),
-    *_keywords(_STRATEGY, "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
-    *_keywords(_STRATEGY, "context_parallel_size", "sequence_parallel", "expert_model_parallel_size", "expert_tensor_parallel_size"),
-    *_keywords(_STRATEGY, "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-    *_keywords(_STRATEGY, "pipeline_model_parallel_layout", "num_distributed_optimizer_instances"),
-    Keyword(owner=_STRATEGY, keyword="num_layers_in_first_pipeline_stage", name="decoder_first_pipeline_num_layers"),
-    Keyword(owner=_STRATEGY, keyword="num_layers_in_last_pipeline_stage", name="decoder_last_pipeline_num_layers"),
-    Keyword(owner=_STRATEGY, keyword="fsdp", name="use_megatron_fsdp", kind="fsdp"),
-    *_keywords(_DDP, "use_distributed_optimizer", "data_parallel_sharding_strategy", "num_distributed_optimizer_instances"),
-    *_keywords(_DDP, "overlap_grad_reduce", "overlap_param_gather"),
-    *_keywords(_OPTIMIZER, "use_distributed_optimizer"),
-    *_keywords(_OVERLAP, "tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather"),
-    *_keywords(_DATA, "seq_length", "micro_batch_size", "global_batch_size", "rampup_batch_size"),
-)
-BY_PLACE: Mapping[tuple[str, str], Keyword] = {(entry.owner, entry.keyword): entry for entry in KEYWORDS}
-# Settings that need no keyword: they follow from others, stand in the plugin of precision, or are off where they have none.
-UNSAID = frozenset(
-    (
-        "overlap_moe_expert_parallel_comm",
-        "group_query_attention",
-        "max_position_embeddings",
-        "ckpt_format",
-        "bf16",
-        "fp16",
-        "fp8",
-        "fp8_recipe",
-        "fp4",
-        "fp4_recipe",
-    )
-)
-# nemo/collections/llm/recipes/precision/mixed_precision.py, functions by the precision they set.
-PRECISIONS: Mapping[str, str] = {
-    "bf16_mixed": "bf16",
-    "fp16_mixed": "fp16",
-    "bf16_with_fp8_current_scaling_mixed": "fp8",
-    "bf16_with_fp8_mixed": "fp8",
-    "fp16_with_fp8_mixed": "fp8",
-    "fp16_with_fp8_current_scaling_mixed": "fp8",
-    "nemotron_h_bf16_with_fp8_current_scaling_mixed": "fp8",
-    "bf16_with_fp8_subchannel_scaling_mixed": "fp8-blockwise",
-    "fp16_with_fp8_subchannel_scaling_mixed": "fp8-blockwise",
-    "bf16_with_mxfp8_mixed": "mxfp8",
-    "fp16_with_mxfp8_mixed": "mxfp8",
-}
-_PLUGIN: Mapping[str, Mapping[str, str]] = {
-    "bf16": {"precision": "bf16-mixed"},
-    "fp16": {"precision": "16-mixed"},
-    "fp8": {"precision": "bf16-mixed", "fp8": "hybrid", "fp8_recipe": "tensorwise"},
-    "fp8-blockwise": {"precision": "bf16-mixed", "fp8": "hybrid", "fp8_recipe": "blockwise"},
-    "mxfp8": {"precision": "bf16-mixed", "fp8": "hybrid", "fp8_recipe": "mxfp8"},
-}
-_RECIPES = {"delayed": "fp8", "tensorwise": "fp8", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
-# Classes by the last name of a path that is assigned to, and by what they are called where there are several.
-_PATHS = {"strategy": _STRATEGY, "ddp": _DDP, "data": _DATA, "trainer": "Trainer", "plugins": "MegatronMixedPrecision"}
-_CLASSES = {"PreTrainingDataModule": _DATA, "FineTuningDataModule": _DATA, "SquadDataModule": _DATA}
-_MODEL_CLASS = re.compile(
-    r"(?:GPT|Llama|Mixtral|Mistral|Nemotron|Qwen|DeepSeek|Gemma|Falcon|Phi|Starcoder|Baichuan|ChatGLM)\w{0,40}Config\w{0,40}"
-)
-_IDLE_KEYWORDS: Mapping[str, frozenset[str]] = {
-    _MODEL: frozenset(
-        ("activation_func", "make_vocab_size_divisible_by", "rotary_base", "rotary_percent", "init_method_std", "layernorm_epsilon")
-    ),
-    _STRATEGY: frozenset(
-        (
-            *("pipeline_dtype", "ddp", "gradient_as_bucket_view", "use_te_rng_tracker", "ckpt_async_save", "ckpt_parallel_load"),
-            *("ckpt_parallel_save", "save_ckpt_format", "progress_interval", "ckpt_load_optimizer", "ckpt_save_optimizer"),
-        )
-    ),
-    _DDP: frozenset(("check_for_nan_in_grad", "average_in_collective", "bucket_size")),
-    _OPTIMIZER: frozenset(
-        ("optimizer", "lr", "min_lr", "weight_decay", "bf16", "fp16", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "params_dtype")
-    ),
-    _DATA: frozenset(
-        ("tokenizer", "num_workers", "num_train_samples", "num_val_samples", "num_test_samples", "paths", "split", "pin_memory")
-    ),
-    "Trainer": frozenset(
-        (
-            *("accelerator", "max_steps", "limit_val_batches", "limit_test_batches", "val_check_interval", "log_every_n_steps"),
-            *("accumulate_grad_batches", "use_distributed_sampler", "strategy", "plugins", "callbacks", "logger", "num_sanity_val_steps"),
-            "enable_checkpointing",
-        )
-    ),
-    "MegatronMixedPrecision": frozenset(
-        (
-            *("params_dtype", "pipeline_dtype", "autocast_enabled", "grad_reduce_in_fp32", "fp8_margin", "fp8_amax_history_len"),
-            *("fp8_amax_compute_algo", "fp8_param_gather", "first_last_layers_bf16", "num_layers_at_start_in_bf16"),
-            "num_layers_at_end_in_bf16",
-        )
-    ),
-    "pretrain_recipe": frozenset(("name", "dir", "performance_mode", "fn")),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +82,8 @@ class Nemo:
         refuse_unspelled(self, plan)
         if job.attention == "unfused":
             raise refusal(_DIALECT, "attention", job.attention, "attention_backend is an enumeration that was not checked")
-        if job.precision not in _PLUGIN:
-            raise refusal(_DIALECT, "precision", job.precision, f"MegatronMixedPrecision is written for {', '.join(_PLUGIN)}")
+        if job.precision not in PLUGIN:
+            raise refusal(_DIALECT, "precision", job.precision, f"MegatronMixedPrecision is written for {', '.join(PLUGIN)}")
         settings: dict[str, Any] = {}
         for group in megatron_core.settings(job, plan, _DIALECT).values():
             settings |= group
@@ -242,7 +114,7 @@ class Nemo:
             _take(name, entry, reading)
         nodes, devices = reading.facts.get("num_nodes"), reading.facts.get("devices")
         sizes = (nodes, devices) if isinstance(nodes, int) and isinstance(devices, int) else (None, None)
-        own = any(entry.owner[-1] == _MODEL for entry in said)
+        own = any(entry.owner[-1] == MODEL for entry in said)
         preset = "" if own else _preset(said)
         assumed = {}
         if not own:
@@ -278,16 +150,16 @@ class _Reading:
 def _owner(path: tuple[str, ...]) -> str:
     """Return the class that a call or an assigned path means, or ""."""
     last = path[-1]
-    if last in _CLASSES:
-        return _CLASSES[last]
-    if _MODEL_CLASS.fullmatch(last):
-        return _MODEL
+    if last in CLASSES:
+        return CLASSES[last]
+    if MODEL_CLASS.fullmatch(last):
+        return MODEL
     if last == "config":
-        return _MODEL if "model" in path or len(path) == 1 else _OPTIMIZER
-    if last in _PATHS:
-        return _PATHS[last]
+        return MODEL if "model" in path or len(path) == 1 else OPTIMIZER
+    if last in PATHS:
+        return PATHS[last]
     if last == "callbacks":
-        return _OVERLAP
+        return OVERLAP
     return last
 
 
@@ -310,8 +182,8 @@ def _take(where: str, entry: Said, reading: _Reading) -> None:
         return
     keyword = BY_PLACE.get((owner, entry.name))
     if keyword is None:
-        known = owner in _IDLE_KEYWORDS and entry.name in _IDLE_KEYWORDS[owner]
-        ours = owner in _IDLE_KEYWORDS or owner in {k.owner for k in KEYWORDS}
+        known = owner in IDLE_KEYWORDS and entry.name in IDLE_KEYWORDS[owner]
+        ours = owner in IDLE_KEYWORDS or owner in {k.owner for k in KEYWORDS}
         if ours and not known:
             reading.unknown.append(Unknown(name=".".join((*entry.owner, entry.name)), value=shown(entry.value), where=place))
     elif entry.missing:
@@ -340,10 +212,10 @@ def _take_precision(place: str, entry: Said, reading: _Reading) -> None:
         reading.precision = reading.precision or plain
     elif entry.name == "fp8" and entry.value:
         reading.precision = "fp8"
-    elif entry.name == "fp8_recipe" and entry.value in _RECIPES:
+    elif entry.name == "fp8_recipe" and entry.value in RECIPES:
         if reading.precision.startswith(("fp8", "mxfp8")):
-            reading.precision = _RECIPES[entry.value]
-    elif entry.name not in _IDLE_KEYWORDS["MegatronMixedPrecision"]:
+            reading.precision = RECIPES[entry.value]
+    elif entry.name not in IDLE_KEYWORDS["MegatronMixedPrecision"]:
         reading.unknown.append(Unknown(name=".".join((*entry.owner, entry.name)), value=shown(entry.value), where=place))
 
 
@@ -370,21 +242,21 @@ def _program(job: Job, plan: Plan, settings: Mapping[str, Any]) -> str:
         for entry in spelled:
             if (put := entry.put(value)) is not None:
                 parts.setdefault(entry.owner, {})[entry.keyword] = put
-    parts[_DATA] = {key: value for key, value in parts[_DATA].items() if key != "seq_length"} | {"seq_length": job.seq_len}
-    if "rampup_batch_size" in parts[_DATA]:
-        parts[_DATA]["rampup_batch_size"] = [int(n) for n in parts[_DATA]["rampup_batch_size"]]
+    parts[DATA] = {key: value for key, value in parts[DATA].items() if key != "seq_length"} | {"seq_length": job.seq_len}
+    if "rampup_batch_size" in parts[DATA]:
+        parts[DATA]["rampup_batch_size"] = [int(n) for n in parts[DATA]["rampup_batch_size"]]
     if plan.cuda_graphs:
-        parts[_STRATEGY]["use_te_rng_tracker"] = True
+        parts[STRATEGY]["use_te_rng_tracker"] = True
     return _PROGRAM.format(
-        precision=_arguments(_PLUGIN[job.precision], 12),
+        precision=_arguments(PLUGIN[job.precision], 12),
         activation="F.silu" if job.model.gated_mlp else "F.gelu",
-        model=_arguments(parts[_MODEL]),
-        strategy=_arguments(parts[_STRATEGY], 8),
-        ddp=_arguments(parts[_DDP], 12),
-        overlap=_arguments(parts[_OVERLAP]),
-        data=_arguments(parts[_DATA]),
+        model=_arguments(parts[MODEL]),
+        strategy=_arguments(parts[STRATEGY], 8),
+        ddp=_arguments(parts[DDP], 12),
+        overlap=_arguments(parts[OVERLAP]),
+        data=_arguments(parts[DATA]),
         vocab=job.model.vocab,
-        optimizer=_arguments(parts[_OPTIMIZER]),
+        optimizer=_arguments(parts[OPTIMIZER]),
         per_node=min(job.cluster.gpus_per_node, job.gpus),
         nodes=-(-job.gpus // job.cluster.gpus_per_node),
         steps=megatron_core.STEPS,

@@ -9,7 +9,8 @@ from tuner.launch.launchers.launcher import Found
 from tuner.launch.launchers.megatron import model as megatron_model
 from tuner.launch.launchers.megatron import plan as megatron_plan
 from tuner.launch.launchers.megatron.model import MODEL
-from tuner.launch.launchers.megatron.plan import PLAN, is_fsdp
+from tuner.launch.launchers.megatron.plan import PLAN
+from tuner.launch.launchers.megatron.sharding import is_fsdp
 from tuner.launch.launchers.tables.settings import Ask, Values, checked_values, together, written
 
 if TYPE_CHECKING:

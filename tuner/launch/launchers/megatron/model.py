@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import Problem, SpecError
+from tuner.launch.launchers.megatron import precision
 from tuner.launch.launchers.megatron.layout import moe_pattern, parse_pattern, read_moe_pattern
+from tuner.launch.launchers.megatron.precision import FP8, PRECISION, RECIPES
 from tuner.launch.launchers.tables.settings import Aspect, Kind, Meaning
 
 if TYPE_CHECKING:
@@ -29,8 +31,7 @@ KINDS: Mapping[str, Kind] = {
     "moe_router_score_function": "text",
     "moe_grouped_gemm": "flag", "moe_token_dispatcher_type": "text", "moe_router_force_load_balancing": "flag",
     "window_size": "words", "window_attn_skip_freq": "text", "softmax_type": "text",
-    "seq_length": "count", "attention_backend": "text", "use_flash_attn": "flag",
-    "bf16": "flag", "fp16": "flag", "fp8": "text", "fp8_recipe": "text", "fp4": "text", "fp4_recipe": "text",
+    "seq_length": "count", **precision.KINDS,
 }  # fmt: skip
 # What an architecture is where nothing tells (megatron/training/arguments.py).
 BARE: Mapping[str, Any] = {
@@ -39,8 +40,6 @@ BARE: Mapping[str, Any] = {
     "position_embedding_type": "learned_absolute", "moe_router_topk": 2, "moe_layer_freq": "1", "kv_lora_rank": 32, "qk_head_dim": 128,
     "qk_pos_emb_head_dim": 64, "v_head_dim": 128, "multi_latent_attention": False,
 }  # fmt: skip
-_FP8 = {"fp8": ("hybrid", "tensorwise"), "fp8-blockwise": ("hybrid", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}
-_RECIPES = {"tensorwise": "fp8", "delayed": "fp8", "blockwise": "fp8-blockwise", "mxfp8": "mxfp8"}
 _POSITIONS = {"rotary": "rope", "learned": "learned_absolute", "none": "none"}
 _READ_POSITIONS = {"rope": "rotary", "yarn": "rotary", "mrope": "rotary", "learned_absolute": "learned", "none": "none"}
 
@@ -81,8 +80,8 @@ def unspelled(job: Job, dialect: Dialect) -> list[Problem]:
     ]
     if job.task != "pretrain":
         found.append(Problem(where=dialect.launcher, path="task", value=job.task, rule="cannot be written: pretraining alone is"))
-    if job.precision not in ("bf16", "fp16", "fp32", "nvfp4", *_FP8):
-        rule = f"cannot be written: fp8 recipes are {', '.join(_RECIPES)}"
+    if job.precision not in ("bf16", "fp16", "fp32", "nvfp4", *FP8):
+        rule = f"cannot be written: fp8 recipes are {', '.join(RECIPES)}"
         found.append(Problem(where=dialect.launcher, path="precision", value=job.precision, rule=rule))
     return found
 
@@ -347,55 +346,6 @@ def _moe_layers(values: Values) -> dict[str, int] | None:
     return read_moe_pattern(pattern)
 
 
-# -- precision and attention
-
-
-def _put_precision(ask: Ask) -> dict[str, Any]:
-    job = ask.job
-    found: dict[str, Any] = {"attention_backend": "unfused" if job.attention == "unfused" else None}
-    if job.precision == "fp32":
-        return found
-    if job.precision == "fp16":
-        return {**found, "fp16": True}
-    found["bf16"] = True
-    if job.precision in _FP8:
-        found |= dict(zip(("fp8", "fp8_recipe"), _FP8[job.precision], strict=True))
-    if job.precision == "nvfp4":
-        found |= {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
-    return found
-
-
-def _take_precision(values: Values) -> Meaning:
-    job: dict[str, Any] = {}
-    problems: list[Problem] = []
-    unknown: list[Unknown] = []
-    if values.get("bf16") and values.get("fp16") and values.has("bf16", "fp16"):
-        problems.append(values.problem("fp16" if values.has("fp16") else "bf16", "bf16 and fp16 cannot stand together"))
-    if values.get("fp8") and values.get("fp4"):
-        problems.append(values.problem("fp4", "fp8 and fp4 cannot stand together"))
-    recipe = values.get("fp8_recipe") or "delayed"
-    if values.get("fp4"):
-        job["precision"] = "nvfp4"
-    elif values.get("fp8") and recipe in _RECIPES:
-        job["precision"] = _RECIPES[recipe]
-    elif values.get("fp8"):
-        unknown.append(values.unknown("fp8_recipe"))
-    elif values.has("bf16", "fp16") or "bf16" in values.otherwise:
-        job["precision"] = "fp16" if values.get("fp16") else "bf16" if values.get("bf16") else "fp32"
-    delayed = values.get("fp8") and recipe == "delayed" and values.get("recompute_granularity") == "selective"
-    modules = {"layernorm", "moe_act"} & set(values.get("recompute_modules") or [])
-    if delayed and modules and values.has("recompute_modules"):
-        problems.append(values.problem("recompute_modules", "delayed scaling of fp8 does not recompute layernorm or moe_act"))
-    backend = values.get("attention_backend")
-    if backend in ("unfused", "local"):
-        job["attention"] = "unfused"
-    elif backend in ("flash", "fused") or values.get("use_flash_attn"):
-        job["attention"] = "flash"
-    elif backend not in (None, "auto") and values.has("attention_backend"):
-        unknown.append(values.unknown("attention_backend"))
-    return Meaning(job=job, problems=tuple(problems), unknown=tuple(unknown))
-
-
 MODEL = (
     Aspect(
         group="model",
@@ -433,10 +383,5 @@ MODEL = (
         put=_put_experts,
         take=_take_experts,
     ),
-    Aspect(
-        group="precision",
-        keys=("bf16", "fp16", "fp8", "fp8_recipe", "fp4", "fp4_recipe", "attention_backend", "use_flash_attn"),
-        put=_put_precision,
-        take=_take_precision,
-    ),
+    PRECISION,
 )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from tuner.launch.launchers.texts.shell import Word, read_script
+from tuner.launch.launchers.texts.shell import read_script
+from tuner.launch.launchers.texts.shell_names import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -116,7 +117,7 @@ def _line(script: Script, by: str, line: int, words: Sequence[Word], srun: Seque
         if name in ("m", "module") and i + 1 < len(words):
             program, rest = words[i + 1].text, i + 2
             break
-        if equals:
+        if equals or name == "standalone":
             options[name] = _valued(words[i], value)
         elif name not in _SWITCHES and i + 1 < len(words) and not words[i + 1].text.endswith(".py"):
             options[name] = words[i + 1]
@@ -149,11 +150,13 @@ def _options_of_srun(words: Sequence[Word]) -> dict[str, Word]:
 
 
 def _nodes(script: Script, by: str, options: Mapping[str, Word], around: Mapping[str, Word]) -> int | None:
+    if by == "torchrun" and "standalone" in options:
+        return 1
     named = {"torchrun": "nnodes", "accelerate": "num_machines", "deepspeed": "num_nodes"}.get(by, "")
     told = options.get(named)
     if told is not None and not told.missing:
         return _number(told)
-    if told is None and by in ("torchrun", "accelerate") and "standalone" not in options and not around and script.nodes is None:
+    if told is None and by in ("torchrun", "accelerate") and not around and script.nodes is None:
         return 1
     return _number(around.get("--nodes")) or script.nodes
 

@@ -6,14 +6,13 @@ argument, the output of a command, a branch whose condition is not known) stays 
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import operator
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tuner.errors import one_problem
+from tuner.launch.launchers.texts.shell_names import Names, Unresolved, Word
 from tuner.launch.launchers.texts.shell_words import Part, tokens
 
 if TYPE_CHECKING:
@@ -21,39 +20,15 @@ if TYPE_CHECKING:
 
     from tuner.launch.launchers.texts.shell_words import Token
 
-LONGEST_VALUE = 200_000
-_MOST_WORDS = 200_000
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w{0,200})(\+?)=")
 _DECLARE = ("export", "declare", "local", "readonly", "typeset")
 _PREFIXES = ("!", "{", "}", "time", "exec", "nohup", "eval", "sudo", "command", "then", "do")
 _CLOSES: Mapping[str, tuple[str, ...]] = {"fi": ("if",), "done": ("while", "until", "for"), "esac": ("case",)}
 _HEADER = re.compile(r"#SBATCH\s{1,20}(--?[A-Za-z][\w-]{0,40})(?:[= ]\s{0,20}(\S{1,200}))?")
 _SHORT = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-c": "--cpus-per-task"}
-_MATH: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-}  # fmt: skip
 _TESTS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
-    """A word of a command, expanded. missing: names in it that the script does not say, which stand in the text as $NAME."""
-
-    text: str
-    line: int
-    missing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unresolved:
-    """A name that the script does not say; why: in words."""
-
-    name: str
-    line: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +58,15 @@ class Script:
 def read_script(text: str, where: str) -> Script:
     """Return what a shell script says. Raises SpecError (file, line) for text that cannot be taken apart."""
     headers = dict(_headers(text))
-    reader = _Reader(where, _slurm_variables(headers))
+    reader = _Reader(Names(where, _slurm_variables(headers)))
     reader.run(tokens(text, where))
     return Script(
         where=where,
         commands=tuple(reader.commands),
-        variables=reader.variables,
-        arrays={name: tuple(words) for name, words in reader.arrays.items()},
+        variables=reader.names.variables,
+        arrays={name: tuple(words) for name, words in reader.names.arrays.items()},
         headers=headers,
-        unresolved=tuple(reader.unresolved.values()),
+        unresolved=tuple(reader.names.unresolved.values()),
     )
 
 
@@ -142,16 +117,11 @@ class _Frame:
 class _Reader:
     """Goes through a script once. result: whether the last command succeeded, as far as known."""
 
-    where: str
-    variables: dict[str, Word]
-    arrays: dict[str, list[Word]] = field(default_factory=dict)
+    names: Names
     commands: list[tuple[Word, ...]] = field(default_factory=list)
-    unresolved: dict[str, Unresolved] = field(default_factory=dict)
-    hidden: dict[str, Unresolved] = field(default_factory=dict)
     frames: list[_Frame] = field(default_factory=list)
     result: bool | None = True
     joiner: str = ""
-    words: int = 0
 
     def run(self, stream: Iterable[Token]) -> None:
         command: list[Token] = []
@@ -214,7 +184,7 @@ class _Reader:
         if head in ("[", "[[", "test") or parts[0].kind == "operator":
             self.result = self._test(parts)
             return
-        words = tuple(word for part in parts if part.kind == "word" for word in self.expand(part))
+        words = tuple(word for part in parts if part.kind == "word" for word in self.names.expand(part))
         if words and words[0].text in ("true", "false"):
             self.result = words[0].text == "true" if runs else before
         elif words:
@@ -242,7 +212,7 @@ class _Reader:
                 self._loop(parts)
                 return []
             elif word == "case" and len(parts) > 2:
-                subject = (self.expand(parts[1]) or [Word(text="", line=parts[1].line)])[0]
+                subject = (self.names.expand(parts[1]) or [Word(text="", line=parts[1].line)])[0]
                 self.frames.append(_Frame(kind="case", active=self.active, outer=self.active, subject=subject, pattern=True))
                 return []
             elif word == "function":
@@ -266,13 +236,13 @@ class _Reader:
             frame.active = frame.outer
 
     def _loop(self, parts: list[Token]) -> None:
-        name, items = _plain(parts[1]), [word for part in parts[3:] if part.kind == "word" for word in self.expand(part)]
+        name, items = _plain(parts[1]), [word for part in parts[3:] if part.kind == "word" for word in self.names.expand(part)]
         self.frames.append(_Frame(kind="for", active=self.active, outer=self.active, testing=False))
         if len(items) == 1:
-            self.variables[name] = items[0]
+            self.names.variables[name] = items[0]
         else:
-            self.variables.pop(name, None)
-            self.hidden[name] = Unresolved(name=name, line=parts[1].line, why="takes several values in a loop")
+            self.names.variables.pop(name, None)
+            self.names.hidden[name] = Unresolved(name=name, line=parts[1].line, why="takes several values in a loop")
 
     def _pattern(self, token: Token, command: list[Token]) -> None:
         """Collect the patterns of a branch of `case`; a closing parenthesis opens the branch."""
@@ -280,7 +250,7 @@ class _Reader:
         if token.kind == "word":
             command.append(token)
         elif token.text == ")":
-            patterns = [word for part in command for word in self.expand(part)]
+            patterns = [word for part in command for word in self.names.expand(part)]
             command.clear()
             frame.pattern = False
             matches: bool | None = None
@@ -299,20 +269,22 @@ class _Reader:
 
     def _test(self, parts: Sequence[Token]) -> bool | None:
         """Return what [ ... ], [[ ... ]], test ... and (( ... )) come to; None where that is not known."""
-        before = dict(self.unresolved)
+        before = dict(self.names.unresolved)
         result = self._tested(parts)
         if result is not None:
-            self.unresolved = before
+            self.names.unresolved = before
         return result
 
     def _tested(self, parts: Sequence[Token]) -> bool | None:
         if parts[0].kind == "operator":
-            value = self._arithmetic(parts[0].parts[0].text)
+            value = self.names.arithmetic(parts[0].parts[0].text)
             return None if value is None else bool(value)
-        words = [word for part in parts if part.kind == "word" for word in (self.expand(part, joined=True))]
+        words = [word for part in parts if part.kind == "word" for word in (self.names.expand(part, joined=True))]
         texts = [word.text for word in words]
-        if not texts or texts[0] not in ("[", "[[", "test"):
-            return None
+        if texts in (["true"], ["false"]):
+            return texts == ["true"]
+        if not texts or texts[0] not in ("[", "[[", "test") or (texts[0] == "[[" and texts[-1] != "]]"):
+            return None  # [[ a && b ]] is taken apart at &&
         inner = words[1:-1] if texts[-1] in ("]", "]]") else words[1:]
         negated = bool(inner) and inner[0].text == "!"
         value = self._simple_test(inner[1:] if negated else inner)
@@ -321,7 +293,7 @@ class _Reader:
     def _simple_test(self, words: Sequence[Word]) -> bool | None:
         if len(words) in (1, 2) and (len(words) == 1 or words[0].text in ("-n", "-z")):
             word = words[-1]
-            unset = word.missing and word.text in (f"${word.missing[0]}",) and word.missing[0] not in self.hidden
+            unset = word.missing and word.text in (f"${word.missing[0]}",) and word.missing[0] not in self.names.hidden
             if word.missing and not (unset and _environment(word.missing[0])):
                 return None
             empty = bool(unset) or not word.text
@@ -348,166 +320,30 @@ class _Reader:
     def _assign(self, name: str, append: bool, parts: tuple[Part, ...], runs: bool | None, line: int) -> None:
         if self._conditional(name, runs, line):
             return
-        value = self._value(parts, line)
-        if append and name in self.variables:
-            old = self.variables[name]
-            value = Word(text=self._bounded(old.text + value.text, line), line=line, missing=old.missing + value.missing)
-        self.variables[name] = value
-        self.hidden.pop(name, None)
+        value = self.names.value(parts, line)
+        if append and name in self.names.variables:
+            old = self.names.variables[name]
+            value = Word(text=self.names.bounded(old.text + value.text, line), line=line, missing=old.missing + value.missing)
+        self.names.variables[name] = value
+        self.names.hidden.pop(name, None)
 
     def _assign_array(self, token: Token, runs: bool | None) -> None:
         if self._conditional(token.text, runs, token.line):
             return
-        words = [word for part in token.words for word in self.expand(part)]
-        old = self.arrays.get(token.text, []) if token.append else []
-        self.words += len(old)
-        self._check_count(token.line)
-        self.arrays[token.text] = [*old, *words]
+        words = [word for part in token.words for word in self.names.expand(part)]
+        old = self.names.arrays.get(token.text, []) if token.append else []
+        self.names.words += len(old)
+        self.names.check_count(token.line)
+        self.names.arrays[token.text] = [*old, *words]
 
     def _conditional(self, name: str, runs: bool | None, line: int) -> bool:
         """Whether an assignment stands under a condition that is not known: then it is told and not followed."""
         if runs is None:
             why = "is set under a condition that the script does not settle"
-            self.unresolved.setdefault(name, Unresolved(name=name, line=line, why=why))
-            if name not in self.variables and name not in self.arrays:
-                self.hidden.setdefault(name, self.unresolved[name])
+            self.names.unresolved.setdefault(name, Unresolved(name=name, line=line, why=why))
+            if name not in self.names.variables and name not in self.names.arrays:
+                self.names.hidden.setdefault(name, self.names.unresolved[name])
         return runs is None
-
-    # -- expansion
-
-    def expand(self, token: Token, *, joined: bool = False) -> list[Word]:
-        """Return the words that a word expands to: several where an array or a value with blanks stands unquoted (unless joined)."""
-        fields: list[list[Word]] = [[]]
-        started = False  # an empty word in quotes is a word
-        for part in token.parts:
-            if part.kind == "text":
-                fields[-1].append(Word(text=part.text, line=token.line))
-                started = started or part.quoted or bool(part.text)
-                continue
-            pieces = self._pieces(part, token.line)
-            if part.quoted or joined:
-                for i, piece in enumerate(pieces):
-                    if i:
-                        fields.append([])
-                    fields[-1].append(piece)
-                started = started or (part.quoted and part.index != "@" and part.text != "@") or any(p.text for p in pieces)
-                continue
-            split = [Word(text=text, line=p.line, missing=p.missing) for p in pieces for text in p.text.split()]
-            if pieces and pieces[0].text[:1].isspace() and fields[-1]:
-                fields.append([])
-            for i, piece in enumerate(split):
-                if i:
-                    fields.append([])
-                fields[-1].append(piece)
-                started = True
-            if split and pieces[-1].text[-1:].isspace():
-                fields.append([])
-        self.words += len(fields)
-        self._check_count(token.line)
-        if not started and not joined:
-            return []
-        words = [self._joined(pieces, token.line) for pieces in fields]
-        return words if joined or len(words) == 1 else [word for i, word in enumerate(words) if word.text or fields[i]]
-
-    def _pieces(self, part: Part, line: int) -> list[Word]:
-        if part.kind == "command":
-            return [self._missing(f"({part.text.strip()[:60]})", line, "is the output of a command")]
-        if part.kind == "arithmetic":
-            number = self._arithmetic(part.text)
-            if number is None:
-                return [self._missing(f"(({part.text.strip()[:60]}))", line, "is not known")]
-            return [Word(text=str(number), line=line)]
-        name = part.text
-        if part.operator == "other":
-            return [self._missing(name, line, "is changed by an expansion that is not read")]
-        if name in self.arrays:
-            words = self.arrays[name]
-            if part.index == "@" or (part.index == "*" and not part.quoted):
-                return list(words)
-            if part.index == "*":
-                return [self._joined([w for word in words for w in (word, Word(text=" ", line=line))][:-1], line)]
-            at = int(part.index) if part.index.isdigit() and len(part.index) < 6 else 0
-            return [words[at]] if at < len(words) else [Word(text="", line=line)]
-        if name in ("@", "*"):
-            return []  # further arguments of the caller
-        known = self.variables.get(name)
-        if known is not None and not (known.text == "" and part.operator.startswith(":") and part.operator != ":+"):
-            return [self._value(part.argument, line)] if part.operator in (":+", "+") else [known]
-        if part.operator in (":-", "-", ":=", "="):
-            value = self._value(part.argument, line)
-            if "=" in part.operator:
-                self.variables[name] = value
-            return [value]
-        if part.operator in (":+", "+"):
-            return [Word(text="", line=line)]
-        if known is not None:
-            return [known]
-        why = "is an argument of the script" if name.isdigit() else "is not assigned in this file"
-        return [self._missing(name, line, self.hidden[name].why if name in self.hidden else why)]
-
-    def _missing(self, name: str, line: int, why: str) -> Word:
-        self.unresolved.setdefault(name, Unresolved(name=name, line=line, why=why))
-        return Word(text=f"${name}", line=line, missing=(name,))
-
-    def _value(self, parts: Sequence[Part], line: int) -> Word:
-        pieces: list[Word] = []
-        for part in parts:
-            found = [Word(text=part.text, line=line)] if part.kind == "text" else self._pieces(part, line)
-            pieces += [w for word in found for w in (word, Word(text=" ", line=line))][:-1]
-        return self._joined(pieces, line)
-
-    def _joined(self, pieces: Sequence[Word], line: int) -> Word:
-        text = self._bounded("".join(piece.text for piece in pieces), line)
-        at = pieces[0].line if len(pieces) == 1 else line
-        return Word(text=text, line=at, missing=tuple(dict.fromkeys(name for piece in pieces for name in piece.missing)))
-
-    def _bounded(self, text: str, line: int) -> str:
-        if len(text) > LONGEST_VALUE:
-            raise one_problem(f"{self.where}:{line}", "", None, f"a value has more than {LONGEST_VALUE} characters")
-        return text
-
-    def _check_count(self, line: int) -> None:
-        if self.words > _MOST_WORDS:
-            raise one_problem(f"{self.where}:{line}", "", None, f"expands to more than {_MOST_WORDS} words")
-
-    def _arithmetic(self, text: str) -> int | None:
-        """Return the value of an expression of integers and variables, or None where it is none or a variable is not known."""
-
-        def value(found: re.Match[str]) -> str:
-            known = self.variables.get(found[1] or found[2] or found[3])
-            return known.text if known and re.fullmatch(r"-?\d{1,15}", known.text) else "unknown"
-
-        if len(text) > 300:
-            return None
-        spelled = re.sub(r"\$\{(\w{1,100})\}|\$(\w{1,100})|\b([A-Za-z_]\w{0,100})\b", value, text.strip())
-        try:
-            return _integer(ast.parse(spelled, mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError):
-            return None
-
-
-def _integer(node: ast.expr) -> int:
-    """Return the value of an expression as a shell computes it (division truncates). Raises ValueError for what it cannot hold."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return _fits(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_integer(node.operand)
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _MATH:
-        return int(_MATH[type(node.ops[0])](_integer(node.left), _integer(node.comparators[0])))
-    if isinstance(node, ast.BinOp):
-        left, right = _integer(node.left), _integer(node.right)
-        if type(node.op) in _MATH:
-            return _fits(_MATH[type(node.op)](left, right))
-        if isinstance(node.op, (ast.Div, ast.Mod)):
-            quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-            return quotient if isinstance(node.op, ast.Div) else left - quotient * right
-    raise ValueError
-
-
-def _fits(value: int) -> int:
-    if abs(value) >= 2**63:
-        raise ValueError
-    return value
 
 
 def _plain(token: Token) -> str:

@@ -70,11 +70,18 @@ class _Lexer:
     def tokens(self) -> Iterator[Token]:
         """Yield the tokens of the whole text."""
         dropped = False  # the next word is the target of a redirection
+        test = False  # within [[ ... ]], where < and > compare
         for count, token in enumerate(self._all()):
             if count > MOST_TOKENS:
                 raise self.fail(f"has more than {MOST_TOKENS} words")
+            if token.kind == "word" and len(token.parts) == 1 and token.parts[0].text in ("[[", "]]"):
+                test = token.parts[0].text == "[["
+            elif token.kind == "operator" and token.text in ("\n", ";"):
+                test = False
             if token.kind == "operator" and token.text == "redirect":
-                dropped = True
+                if test:
+                    yield Token(kind="word", line=token.line, parts=(Part(kind="text", text="<>"),))
+                dropped = not test
             elif dropped and token.kind == "word":
                 dropped = False
             else:
