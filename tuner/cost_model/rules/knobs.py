@@ -17,13 +17,14 @@ from tuner.cost_model.rules.rule import (
     full,
     implies,
     module,
+    replicas,
     stage_units,
 )
 from tuner.plan import ALL_LAYERS, FULL, OFFLOADS
 from tuner.plan_text import recompute_text
 
 if TYPE_CHECKING:
-    from tuner.arrays import Bools
+    from tuner.arrays import Bools, Ints
     from tuner.job import Job
     from tuner.plan import Plan
 
@@ -77,6 +78,12 @@ def _optimizer_sharded(job: Job, plan: Plan) -> Bools:
 def _ep_overlap(job: Job, plan: Plan) -> Bools:
     allowed = (plan.ep > 1) & (full(plan) == 0) & (module(plan, "moe") == 0) & ((plan.pp == 1) | (plan.vpp > 1))
     return implies(plan.ep_overlap > 0, allowed & (job.model.mtp_layers <= 1))
+
+
+def _sharing(job: Job, plan: Plan) -> Ints:
+    """Ranks that share the weights, dp_shard*cp: the shard group, or all of the replica's data-parallel ranks, or none (zero 0)."""
+    whole = plan.cp * (1 + (plan.zero > 0) * (replicas(job, plan) - 1))
+    return plan.shard_group + (plan.shard_group < 1) * whole
 
 
 RECOMPUTE = (
@@ -248,10 +255,13 @@ OVERLAP = (
     Rule(
         id="ep-mesh",
         families=(TORCHTITAN,),
-        source="torchtitan parallel_dims.py (ep divides dp_shard*cp*tp)",
+        source="torchtitan parallel_dims.py (dp_shard*cp*tp == efsdp*ep; weights that are replicated have no dp_shard)",
         knobs=("ep",),
-        holds=lambda job, plan: divides(plan.ep, plan.dp(job.gpus) * plan.cp * plan.tp),
-        says=lambda job, row: f"ep = {row.ep} must divide dp*cp*tp = {row.dp(job.gpus)}*{row.cp}*{row.tp}",
+        holds=lambda job, plan: divides(plan.ep, _sharing(job, plan) * plan.tp),
+        says=lambda job, row: (
+            f"ep = {row.ep} must divide dp_shard*cp*tp = {_sharing(job, row) // row.cp}*{row.cp}*{row.tp} (zero = {row.zero}, "
+            f"shard_group = {row.shard_group})"
+        ),
     ),
     Rule(
         id="etp-torchtitan",

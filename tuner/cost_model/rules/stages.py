@@ -32,6 +32,12 @@ def _microbatches(job: Job, plan: Plan) -> Ints:
     return plan.microbatches(job.gpus, job.global_batch)
 
 
+def _rounds(job: Job, plan: Plan) -> Ints:
+    """An interleaved schedule of torch goes round max(1, microbatches // pp) times, with as many micro batches each time."""
+    rounds = _microbatches(job, plan) // plan.pp
+    return rounds + (rounds < 1)
+
+
 def _chunks(job: Job, plan: Plan) -> Bools:
     """Each of the pp*vpp chunks holds a unit, and the first and last hold what the embedding and the loss count as.
 
@@ -132,10 +138,20 @@ STAGES = (
     Rule(
         id="microbatches-pp",
         families=(TORCHTITAN,),
-        source="torchtitan pipeline_parallel.py:305 (single-stage schedules)",
+        source="torch distributed/pipelining/schedules.py PipelineScheduleSingle (a looped schedule takes fewer)",
         knobs=("micro_batch", "pp"),
-        holds=lambda job, plan: _microbatches(job, plan) >= plan.pp,
+        holds=lambda job, plan: implies(plan.vpp == 1, _microbatches(job, plan) >= plan.pp),
         says=lambda job, row: f"microbatches = {_microbatches(job, row)} must be at least pp = {row.pp}",
+    ),
+    Rule(
+        id="microbatches-rounds",
+        families=(TORCHTITAN,),
+        source="torch distributed/pipelining/schedules.py ScheduleInterleaved1F1B (number_of_rounds)",
+        knobs=("micro_batch", "pp"),
+        holds=lambda job, plan: implies(plan.vpp > 1, divides(_rounds(job, plan), _microbatches(job, plan))),
+        says=lambda job, row: (
+            f"microbatches = {_microbatches(job, row)} must divide into {_rounds(job, row)} rounds of at least pp = {row.pp}"
+        ),
     ),
     Rule(
         id="microbatches-stages",
