@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tuner.errors import SpecError
-from tuner.launch.launchers.megatron_lm import flags_of
-from tuner.launch.launchers.texts.launch_line import launches
+from tuner.launch.launchers.texts.launch_line import flags_of, launches
 from tuner.launch.launchers.texts.shell import read_script
 
 if TYPE_CHECKING:

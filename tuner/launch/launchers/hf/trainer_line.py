@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.launch.launchers.tables.vocabulary import Said
     from tuner.launch.launchers.texts.launch_line import Launch
-    from tuner.launch.launchers.texts.shell import Word
+    from tuner.launch.launchers.texts.shell_names import Word
 
 SCRIPT, LAUNCH, MODEL = "train.py", "launch.sh", "model/config.json"
 STEPS = 20
