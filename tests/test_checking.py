@@ -433,3 +433,16 @@ def test_a_known_model_of_the_same_dimensions_fills_in_the_vocabulary(tmp_path: 
     for family, vocab in (("llama2", 32000), ("llama3", 128256)):
         found = one(tuner.check(tmp_path / f"{family}.sh", cluster="h100", no_search=True))
         assert found.job is not None and found.job.model.vocab == vocab == presets.model(f"{family}-70b").vocab
+
+
+def test_a_script_that_starts_another_is_checked_as_that_one(tmp_path: Path) -> None:
+    """A batch script, by way of what each node runs; a launch script with the Python module that it names."""
+    question: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100x16", "seq_len": 8192, "global_batch": 64, "calibration": "none"}
+    files = tuner.export("torchtitan", wrap="slurm", plan="zero=3,recompute=full", **question).files()
+    for name, (text, _) in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for path in (tmp_path, tmp_path / "torchtitan/job.sbatch"):
+        (launch,) = tuner.check([str(path)], cluster="h100", no_search=True).record()["checked"]
+        assert (launch["status"], launch["plan"]["zero"]) == ("ok", 3)
+        assert [Path(name).name for name in launch["files"]] == ["train.sh", "tuner_run.py"]

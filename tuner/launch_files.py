@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tuner.errors import Problem, SpecError, one_problem
 from tuner.launch.launchers.launcher import launchers
 from tuner.load import parse_yaml, path_of, read_text
+from tuner.script_links import FOLDER, LARGEST, MODULE, NAMED, resolved, starters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tuner.launch.launchers.launcher import Found, Launcher
 
 REQUEST = "request"  # a job file of the tuner with a plan
-LARGEST = 2**20  # bytes of a launch file in a folder; the largest known has a twentieth
 MOST_FILES = 20_000
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".job")
 CONFIGS = (".yaml", ".yml", ".json", ".toml", ".py")
@@ -31,8 +31,6 @@ _LEFT_OUT = {"node_modules", "__pycache__", "venv", "site-packages"}
 # Where several know a file, the one that is more particular is asked first.
 _ORDER = ("neutral", "primus", "megatron-bridge", "nemo", "megatron-lm", "nanotron", "maxtext", "torchtitan", "accelerate", "deepspeed")
 _DEGREES = {"tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "shard_group"}
-_NAMED = re.compile(r"[\w.${}/~+:@-]{1,300}\.(?:yaml|yml|json|toml|py)\b")
-_FOLDER = re.compile(r"--?(?:model[\w-]{0,40}|config[\w-]{0,40})[ =][\"']?([\w./${}-]{1,200})")
 _REQUEST_KEYS = re.compile(r"^(?:plan|current):", re.MULTILINE)
 
 
@@ -89,27 +87,31 @@ def collect(paths: Sequence[str], form: str = "", progress: Callable[[str], None
     pile = _Pile()
     for text in paths:
         _gather(path_of(text), pile, progress)
+    starting_others = starters(pile.texts, pile.named, _is_launch_script)
     formats = known_formats()
     chosen = {form: formats[form]} if form in formats else {} if form == REQUEST else formats
     owners = {name: _owner(name, text, chosen, form, name in pile.named) for name, text in pile.texts.items()}
-    launches: list[LaunchFiles] = []
-    grouped = _grouped(pile, owners, chosen)
+    judged: list[LaunchFiles] = []
+    starting = {name for name, found in starting_others.items() if any(owners[script] for script in found)}
+    grouped = _grouped(pile, {name: () if name in starting else owner for name, owner in owners.items()}, chosen)
     inside = {name for files, _ in grouped for name in files}
     for files, owner in grouped:
         if progress is not None:
             progress(files[0])
         made = _launch(files, owner, pile, chosen)
         if made is not None:
-            launches.append(made)
+            judged.append(made)
     for name in owners:
-        if owners[name] or name in inside:
+        if name in starting:
+            pile.skip("starting another script, which is checked")
+        elif owners[name] or name in inside:
             continue
-        if name in pile.named:
+        elif name in pile.named:
             rule = "is of no format that is known"
             pile.unread.append((name, Problem(where=name, path="", value="", rule=rule, hint=f"--format, one of {', '.join(formats)}")))
         else:
             pile.skip("of no known format")
-    return Collected(launches=tuple(launches), unread=tuple(pile.unread), skipped=pile.skipped)
+    return Collected(launches=tuple(judged), unread=tuple(pile.unread), skipped=pile.skipped)
 
 
 # -- reading
@@ -242,10 +244,11 @@ def _is_launch_script(name: str) -> bool:
 def _named_beside(script: str, text: str, pile: _Pile, owner: Sequence[str], formats: Mapping[str, Launcher]) -> tuple[str, ...]:
     """Return the configurations that a script names and that lie near it (or were given), reading those that were not yet."""
     found: dict[str, None] = {}
-    tokens = [match[0] for match in _NAMED.finditer(text[:LARGEST])]
-    tokens += [match[1].rstrip("/") + "/config.json" for match in _FOLDER.finditer(text[:LARGEST])]
+    tokens = [match[0] for match in NAMED.finditer(text[:LARGEST])]
+    tokens += [match[1] + ".py" for match in MODULE.finditer(text[:LARGEST])] if "torchtitan" in owner else []
+    tokens += [match[1].rstrip("/") + "/config.json" for match in FOLDER.finditer(text[:LARGEST])]
     for token in dict.fromkeys(tokens[:2000]):
-        path = _resolved(Path(script).parent, token)
+        path = resolved(Path(script).parent, token)
         if path is None:
             continue
         name = str(path)
@@ -268,7 +271,7 @@ def _named_beside(script: str, text: str, pile: _Pile, owner: Sequence[str], for
 def _named_by_config(path: Path, text: str, pile: _Pile) -> tuple[str, ...]:
     """Return the DeepSpeed configuration that a configuration of Accelerate names."""
     match = re.search(r"deepspeed_config_file:\s{0,9}[\"']?([\w./${}-]{1,300}\.json)", text)
-    other = _resolved(path.parent, match[1]) if match else None
+    other = resolved(path.parent, match[1]) if match else None
     if other is None:
         return ()
     try:
@@ -276,23 +279,6 @@ def _named_by_config(path: Path, text: str, pile: _Pile) -> tuple[str, ...]:
     except SpecError:
         return ()
     return (str(other),)
-
-
-def _resolved(folder: Path, token: str) -> Path | None:
-    """Return the file that a token names: its longest tail that lies under the script's folder or one of the two above."""
-    parts = [part for part in re.split(r"/+", token.split("=")[-1]) if part not in (".", "~") and "$" not in part]
-    if ".." in parts:
-        parts = parts[len(parts) - parts[::-1].index("..") :]
-    for start in range(min(len(parts), 12)):
-        tail = parts[start:]
-        for base in (folder, folder.parent, folder.parent.parent) if len(tail) > 1 else (folder,):
-            path = base.joinpath(*tail)
-            try:
-                if stat.S_ISREG(path.stat().st_mode):
-                    return path
-            except (OSError, ValueError):
-                continue
-    return None
 
 
 def _only_config(script: str, pile: _Pile, owners: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
