@@ -61,7 +61,7 @@ def asked(**changes: Any) -> FailuresAnswer:
         ({"days": "abc", "simulate": True}, "days = 'abc': must be days from 0.01 to 36500, like 60 or .60 d"),
         ({"days": "0 d", "simulate": True}, "days = '0 d': must be days from 0.01 to 36500, like 60 or .60 d"),
         ({"days": "1e9", "simulate": True}, "days = '1e9': must be days from 0.01 to 36500, like 60 or .60 d"),
-        ({"days": 36500, "traces": 10_000, "simulate": True}, "simulate: would take 8.[89]e.07 failures, at most 20,000,000"),
+        ({"days": 36500, "traces": 10_000, "simulate": True}, "simulate: would take 8.[89]e.07 failures, at most 3,000,000"),
         ({"spares": -1}, "spares = -1: must be a whole number from 0"),
         ({"traces": 1, "simulate": True}, "traces = 1: must be a whole number from 2"),
         ({"in_place": True, "plan": PLAN + ",zero=1"}, "in_place: needs zero 0: at zero 1"),

@@ -10,7 +10,7 @@ import pytest
 
 from tuner.cost_model.failure_simulation import Walk, failure_trace, simulate, time_quantile
 from tuner.cost_model.failures import down_share, spare_units
-from tuner.cost_model.policies import Fleet, Policy, goodput
+from tuner.cost_model.policies import Fleet, Policy, expected_phi, goodput
 
 FLEET = Fleet(
     units=256,
@@ -77,6 +77,23 @@ def test_a_trace_of_two_kinds_of_events_has_what_is_down_in_the_long_run_where_m
     expected = down_share(fleet.fractions())
     assert abs(np.mean(seen) - expected) < 3 * error
     assert abs(np.mean(seen) - 0.65) > 5 * error
+
+
+def test_where_most_groups_are_hit_the_closed_form_of_waiting_is_a_little_high() -> None:
+    """5 % of the GPUs down, a third of the groups: failures are rarer while fewer run, so bad states last; 59.6 instead of 58.3 %."""
+    fleet = dataclasses.replace(FLEET, units=32).at_fraction(0.05)
+    analytic = goodput(fleet, POLICIES["drop"])
+    assert analytic.waits_h > 0
+    seen = simulate(fleet, [Walk(policy=POLICIES["drop"], interval_h=analytic.interval_h)], days=60, runs=40, seed=1)[0]
+    assert 0 < analytic.samples - seen.samples < 0.02
+
+
+@pytest.mark.parametrize("blasts", [{1: 1.0}, {1: 0.8, 4: 0.2}])
+def test_samples_agree_with_half_of_the_gpus_down_where_repaired_ones_return_at_once(blasts: dict[int, float]) -> None:
+    fleet = dataclasses.replace(FLEET, unit=2, per_replica=1, units=128, blasts=blasts).at_fraction(0.5)
+    policy = Policy(name="drop", losses=(8,), overheads=(0.0,))
+    seen = simulate(fleet, [Walk(policy=policy, interval_h=1.0, waits=False)], days=60, runs=40, seed=1)[0]
+    assert abs(seen.samples - expected_phi(fleet, policy)) < 3 * seen.samples_error
 
 
 def test_spares_that_suffice_for_all_but_rare_times_agree_over_many_traces() -> None:
