@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.launch.launchers.golden import check
-from tests.launch.launchers.megatron_jobs import EXPERTS, GRAPHS, refused, written
+from tests.launch.launchers.megatron_jobs import EXPERTS, GRAPHS, asked, refused, written
 from tuner import presets
 from tuner.errors import SpecError
 from tuner.launch.launchers.launcher import Found
@@ -89,10 +89,10 @@ def test_recompute_by_hand() -> None:
 def test_what_has_no_flag_is_refused_by_name() -> None:
     assert refused(LAUNCHER, "pp=2,schedule=zero_bubble,zero=1").keys() == {"schedule"}
     assert refused(LAUNCHER, "zero=0,offload=optimizer").keys() == {"offload"}
-    assert "delayed" not in refused(LAUNCHER, "zero=1", task="lora").get("task", "")
     assert refused(LAUNCHER, "zero=1", task="lora").keys() == {"task"}
-    job = LAUNCHER
-    assert refused(job, "zero=1", model=presets.model("bloom-176b")).keys() == {"model"}
+    job, plan = asked(LAUNCHER, "zero=1")
+    with pytest.raises(SpecError, match="alibi"):
+        LAUNCHER.write(job.model_copy(update={"model": presets.model("bloom-176b")}), plan)
 
 
 # Facts of examples/gpt3/train_gpt3_175b_distributed.sh: the model of the paper, fp16, a ramp of the batch, tp 8 and pp 16.
@@ -168,7 +168,8 @@ def test_the_script_of_gpt3() -> None:
 def test_too_few_gpus_for_the_degrees_are_a_problem_with_its_line() -> None:
     """The public script stands as it is for one node: tp 8 x pp 16 are 128, and it launches 8."""
     (problem,) = LAUNCHER.read({"gpt3.sh": GPT3.replace("NUM_NODES=16", "NUM_NODES=1")}).problems
-    assert (problem.where, problem.path, problem.value) == ("gpt3.sh:36", "--pipeline-model-parallel-size", "16")
+    line = GPT3.splitlines().index("\t--pipeline-model-parallel-size 16") + 1
+    assert (problem.where, problem.path, problem.value) == (f"gpt3.sh:{line}", "--pipeline-model-parallel-size", "16")
     assert "= 128 must divide the 8 GPUs" in problem.rule
 
 
@@ -311,7 +312,7 @@ def test_the_script_of_llama3_in_fp8() -> None:
 def test_flags_of_older_releases_are_understood() -> None:
     found = read("--use-flash-attn --recompute-activations --use-custom-fsdp --use-rotary-position-embeddings --bf16")
     assert found.plan["recompute"] == "core_attn" and found.plan["zero"] == 3 and found.model["positions"] == "rotary"
-    assert read("--moe-layer-recompute --num-experts 8").plan["recompute"] == "moe"
+    assert read("--moe-layer-recompute --num-experts 8").plan["recompute"] == "core_attn+moe"
     assert read("--enable-cuda-graph").plan["cuda_graphs"] is True
 
 
@@ -330,9 +331,11 @@ def test_what_is_not_understood_is_kept_with_its_line() -> None:
         ("--overlap-param-gather", "--overlap-param-gather", "use_distributed_optimizer"),
         ("--tp-comm-overlap --tensor-model-parallel-size 2", "--tp-comm-overlap", "sequence_parallel"),
         ("--bf16 --fp16", "--fp16", "together"),
-        ("--recompute-granularity full", "--recompute-granularity", "uniform or block"),
+        ("--recompute-granularity full --recompute-num-layers 1", "--recompute-granularity", "uniform or block"),
+        ("--recompute-granularity full --recompute-method block", "--recompute-granularity", "at least 1"),
         ("--recompute-granularity selective --recompute-method block", "--recompute-method", "selective"),
-        ("--expert-model-parallel-size 3 --num-experts 8 --tensor-model-parallel-size 1", "--expert-model-parallel-size", "num_experts 8"),
+        ("--expert-model-parallel-size 16 --num-experts 8", "--expert-model-parallel-size", "num_experts 8"),
+        ("--expert-model-parallel-size 3 --num-experts 9", "--expert-model-parallel-size", "must divide the 16 GPUs"),
         ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size", "must divide the 16 GPUs"),
         ("--global-batch-size 40 --micro-batch-size 1", "--global-batch-size", "= 16"),
         ("--pipeline-model-parallel-size 16", "--pipeline-model-parallel-size", "must divide the 8 layers"),
