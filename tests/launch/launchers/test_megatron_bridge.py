@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -17,9 +18,8 @@ LAUNCHER = MegatronBridge()
 
 def overrides(knobs: str, model: str = "llama3-8b", **changes: Any) -> dict[str, str]:
     lines = written(LAUNCHER, knobs, model, **changes).files["pretrain.sh"].splitlines()
-    return dict(
-        line.strip().partition("=")[::2] for line in lines if line.startswith(("    model.", "    mixed", "    ddp.", "    train."))
-    )
+    words = [word for line in lines if line.startswith("    ") and "=" in line for word in shlex.split(line)]
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def read(arguments: str) -> Found:

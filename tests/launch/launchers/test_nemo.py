@@ -22,10 +22,9 @@ def keywords(text: str) -> dict[str, dict[str, object]]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            literals = {word.arg: word.value for word in node.keywords if word.arg}
-            found.setdefault(name, {}).update(
-                {key: ast.literal_eval(v) for key, v in literals.items() if isinstance(v, (ast.Constant, ast.List))}
-            )
+            for word in node.keywords:
+                if isinstance(word.value, ast.Constant):
+                    found.setdefault(name, {})[word.arg or ""] = word.value.value
     return found
 
 
