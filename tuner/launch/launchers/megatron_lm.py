@@ -203,7 +203,7 @@ class MegatronLm:
         return megatron_core.found(
             told,
             framework=NAME,
-            otherwise=BARE,
+            otherwise={**BARE, "bf16": False},
             gpus=gpus,
             gpus_per_node=launch.per_node,
             unknown=unknown,

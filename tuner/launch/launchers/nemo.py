@@ -22,6 +22,7 @@ from tuner.launch.launchers.megatron.nemo_keywords import (
     CLASSES,
     DATA,
     DDP,
+    DISTRIBUTED_OPTIMIZERS,
     IDLE_KEYWORDS,
     KEYWORDS,
     MODEL,
@@ -167,6 +168,9 @@ def _take(where: str, entry: Said, reading: _Reading) -> None:
     owner, place = _owner(entry.owner), f"{where}:{entry.line}"
     if owner in PRECISIONS:
         reading.precision = PRECISIONS[owner]
+        return
+    if owner in DISTRIBUTED_OPTIMIZERS:
+        reading.told.setdefault("use_distributed_optimizer", Setting(value=True, where=place, spelled=owner))
         return
     if not entry.name:
         return

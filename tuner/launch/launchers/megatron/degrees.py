@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from tuner.errors import SpecError
@@ -14,6 +15,7 @@ from tuner.plan_text import layout_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tuner.errors import Problem
     from tuner.launch.launchers.tables.settings import Ask, Kind, Values
 
 KINDS: Mapping[str, Kind] = {
@@ -65,9 +67,9 @@ def _take_degrees(values: Values) -> Meaning:
     problems = [values.problem(name, "must be at least 1") for knob, name in named if plan.get(knob) == 0]
     plan = {knob: value for knob, value in plan.items() if value}
     unknown: list[Unknown] = []
-    tp = plan.get("tp", 1)
+    tp = plan.get("tp", 1 if values.otherwise else 0)  # 0: what a recipe sets is not known
     if values.get("sequence_parallel") is not None:
-        plan["sequence_parallel"] = values.get("sequence_parallel") and tp > 1
+        plan["sequence_parallel"] = values.get("sequence_parallel") and tp != 1
     if values.has("sequence_parallel") and values.get("sequence_parallel") and tp == 1 and "etp" not in plan:
         why = {"sequence_parallel": "off: at tensor_model_parallel_size 1 it is switched off with a warning"}
     else:
@@ -78,7 +80,24 @@ def _take_degrees(values: Values) -> Meaning:
             plan["cp_kind"] = next(name for name, code in CP_KINDS.items() if code == _KINDS_OF_CP[kind])
     elif kinds:
         unknown.append(values.unknown("cp_comm_type"))
+    problems += _world(values, plan)
     return Meaning(plan=plan, problems=tuple(problems), unknown=tuple(unknown), assumed=why)
+
+
+def _world(values: Values, plan: Mapping[str, Any]) -> list[Problem]:
+    """Return what does not fit the number of GPUs (arguments.py, parallel_state.py)."""
+    tp, pp, cp, ep = (plan.get(knob, 1) for knob in ("tp", "pp", "cp", "ep"))
+    dense = {"tensor_model": tp, "pipeline_model": pp, "context": cp}
+    experts = {"expert_tensor": plan.get("etp", tp), "expert_model": ep, "pipeline_model": pp}
+    found = []
+    for degrees in (dense, experts) if ep > 1 else (dense,):
+        told = [name for kind in degrees if values.has(name := f"{kind}_parallel_size")]
+        needed = math.prod(degrees.values())
+        if values.gpus and told and values.gpus % needed:
+            product = " x ".join(f"{kind}_parallel_size {degree}" for kind, degree in degrees.items())
+            rule = f"{product} = {needed} must divide the {values.gpus} GPUs that are launched"
+            found.append(values.problem(told[-1], rule, "where the number of nodes comes from the environment, say it"))
+    return found
 
 
 def _put_batch(ask: Ask) -> dict[str, Any]:
@@ -109,7 +128,13 @@ def _take_batch(values: Values) -> Meaning:
         job["ramp_up"] = dict(zip(("start", "increment", "samples"), map(int, words), strict=True))
     elif words:
         unknown.append(values.unknown("rampup_batch_size"))
-    return Meaning(plan=plan, job=job, unknown=tuple(unknown))
+    model = math.prod(values.get(name) or 1 for _, name in DEGREES)
+    each = (values.get("micro_batch_size") or 1) * (values.gpus or 0) // model
+    problems = []
+    if values.gpus and values.gpus % model == 0 and values.has("global_batch_size") and (values.get("global_batch_size") or 0) % each:
+        rule = f"must be a multiple of micro_batch_size x the data-parallel degree {values.gpus // model} = {each}"
+        problems.append(values.problem("global_batch_size", rule))
+    return Meaning(plan=plan, job=job, unknown=tuple(unknown), problems=tuple(problems))
 
 
 # -- pipeline
@@ -154,6 +179,10 @@ def take_pipeline(values: Values) -> Meaning:
             rule = f"x pipeline_model_parallel_size {pp} must divide the {units} layers"
             return Meaning(plan=plan, problems=(values.problem(told[0], rule),))
         plan["vpp"] = units // pp // each
+    uneven = values.get("decoder_first_pipeline_num_layers") or values.get("decoder_last_pipeline_num_layers")
+    if layers and not uneven and pp > 1 and (layers + first + last) % (pp * plan.get("vpp", 1)):
+        rule = f"x {plan.get('vpp', 1)} chunks of each stage must divide the {layers + first + last} layers"
+        return Meaning(plan=plan, problems=(values.problem("pipeline_model_parallel_size", rule),))
     return _with_uneven(values, meaning, pp, layers)
 
 

@@ -97,6 +97,8 @@ UNSAID = frozenset(
     )
 )
 
+# nemo/collections/llm/recipes/optim/adam.py: its OptimizerConfig says use_distributed_optimizer=True.
+DISTRIBUTED_OPTIMIZERS = ("distributed_fused_adam_with_cosine_annealing",)
 # nemo/collections/llm/recipes/precision/mixed_precision.py, functions by the precision they set.
 PRECISIONS: Mapping[str, str] = {
     "bf16_mixed": "bf16",

@@ -71,7 +71,10 @@ def _take_precision(values: Values) -> Meaning:
         job["attention"] = "flash"
     elif backend not in (None, "auto") and values.has("attention_backend"):
         unknown.append(values.unknown("attention_backend"))
-    return Meaning(job=job, problems=tuple(problems), unknown=tuple(unknown))
+    assumed = {}
+    if job.get("precision") == "fp32" and not values.has("bf16", "fp16"):
+        assumed["precision"] = "fp32: what it computes in where neither bf16 nor fp16 is told"
+    return Meaning(job=job, problems=tuple(problems), unknown=tuple(unknown), assumed=assumed)
 
 
 PRECISION = Aspect(
