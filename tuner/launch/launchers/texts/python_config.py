@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import one_problem
 from tuner.launch.launchers.tables.vocabulary import Told
+from tuner.launch.launchers.texts.python_values import MISSING, literal, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_MOST_DEPTH = 50
 
 
 def docstring(text: str) -> str:
@@ -45,16 +44,6 @@ class Opaque:
 
     def __str__(self) -> str:
         return self.text
-
-
-def parse_python(text: str, name: str) -> ast.Module:
-    """Return the tree of a Python text. Raises SpecError."""
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise one_problem(f"{name}:{error.lineno or 1}", "", None, f"is not Python: {error.msg}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise one_problem(name, "", None, f"is not Python: {str(error)[:100] or 'nested too deep'}") from None
 
 
 def functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
@@ -128,7 +117,7 @@ def _expression(value: ast.expr, path: str, code: Code, modules: Mapping[str, st
         if path:
             code.keys[path] = Told(value=_constant(value, code.constants), where=where)
         return
-    called = _called(value.func)
+    called = ".".join(path_of(value.func)) or "?"
     if called == "model_registry":
         first = _constant(value.args[0], code.constants) if value.args else None
         code.registries.append((modules.get(called, ""), Told(value=first, where=where)))
@@ -142,49 +131,12 @@ def _expression(value: ast.expr, path: str, code: Code, modules: Mapping[str, st
             _expression(keyword.value, f"{above}.{keyword.arg}" if above else keyword.arg, code, modules, name)
 
 
-def _called(function: ast.expr) -> str:
-    parts: list[str] = []
-    while isinstance(function, ast.Attribute):
-        parts.append(function.attr)
-        function = function.value
-    return ".".join([function.id if isinstance(function, ast.Name) else "?", *reversed(parts)])
-
-
-def _constant(node: ast.expr, names: Mapping[str, Any], depth: int = 0) -> Any:
-    """Return the value of a literal, of a name known to be one, or of products, sums and differences of whole numbers; else Opaque."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float, str, type(None))):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    if depth < _MOST_DEPTH and isinstance(node, (ast.List, ast.Tuple)):
-        items = [_constant(item, names, depth + 1) for item in node.elts]
-        if not any(isinstance(item, Opaque) for item in items):
-            return items
-    if depth < _MOST_DEPTH and isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
-        pairs = [(_constant(k, names, depth + 1), _constant(v, names, depth + 1)) for k, v in zip(node.keys, node.values, strict=True) if k]
-        if all(isinstance(k, str) and not isinstance(v, Opaque) for k, v in pairs):
-            return dict(pairs)
-    if depth < _MOST_DEPTH and isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _constant(node.operand, names, depth + 1)
-        if isinstance(value, (int, float)):
-            return -value
-    if depth < _MOST_DEPTH and isinstance(node, ast.BinOp):
-        return _arithmetic(node, names, depth)
+def _constant(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of a literal, else its source."""
+    value = literal(node, names)
+    if value is not MISSING:
+        return value
     try:
         return Opaque(ast.unparse(node)[:200])
     except RecursionError:
         return Opaque("...")
-
-
-def _arithmetic(node: ast.BinOp, names: Mapping[str, Any], depth: int) -> Any:
-    left, right = _constant(node.left, names, depth + 1), _constant(node.right, names, depth + 1)
-    plain = all(isinstance(side, int) and not isinstance(side, bool) and abs(side) < 10**18 for side in (left, right))
-    if plain and isinstance(node.op, ast.Mult):
-        return left * right
-    if plain and isinstance(node.op, ast.Add):
-        return left + right
-    if plain and isinstance(node.op, ast.Sub):
-        return left - right
-    if plain and isinstance(node.op, ast.FloorDiv) and right:
-        return left // right
-    return Opaque(f"{left} ? {right}"[:200])

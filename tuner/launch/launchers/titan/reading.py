@@ -11,7 +11,8 @@ from tuner.launch.launchers.launcher import Found, Unknown
 from tuner.launch.launchers.tables.vocabulary import SHOWN, Said, Told, understand
 from tuner.launch.launchers.texts.documents import from_toml
 from tuner.launch.launchers.texts.overrides import from_script
-from tuner.launch.launchers.texts.python_config import Opaque, constants_of, from_function, functions, parse_python
+from tuner.launch.launchers.texts.python_config import Opaque, constants_of, from_function, functions
+from tuner.launch.launchers.texts.python_values import parse_python
 from tuner.launch.launchers.texts.scripts import gpus_of
 from tuner.launch.launchers.titan import models
 from tuner.launch.launchers.titan.keys import LOOPED, NAME, POLICIES, QUIET, READ, SINGLE, TOKENS
