@@ -47,7 +47,5 @@ def judged(python: Path, parser: str, cases: Sequence[Mapping[str, Any]], wall_s
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     if ran.returncode or len(lines) != len(cases) + 1:
         raise RuntimeError(f"{parser}: {len(lines)} answers to {len(cases)} cases, exit status {ran.returncode}\n{ran.stderr[-3000:]}")
-    verdicts = {
-        line["name"]: Verdict(accepted=line["accepted"], why=line["why"], where=line.get("where", "")) for line in lines[1:]
-    }
+    verdicts = {line["name"]: Verdict(accepted=line["accepted"], why=line["why"], where=line.get("where", "")) for line in lines[1:]}
     return Answer(version=lines[0]["version"], verdicts=verdicts, seconds=time.monotonic() - start)
