@@ -165,8 +165,8 @@ pipeline schedule's constructor, over the same. Stand-ins for GPUs are listed in
 these rules hold, not that it runs on GPUs.
 
 Plans are random: half pass our rules, half are made from those by changing one to three knobs until an error rule breaks. Left out of the
-comparison, and counted: plans that the rules refuse alone for reasons that a parser does not look at ("explained", listed below), and illegal
-plans whose files say another plan (a knob has no spelling beside the others, so a parser never sees it).
+comparison, and counted: plans that the rules refuse alone for reasons that a parser does not look at ("explained", listed below), and
+illegal plans whose files say another plan (a knob has no spelling beside the others, so a parser never sees it).
 """
 
 if __name__ == "__main__":

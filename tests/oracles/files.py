@@ -111,7 +111,9 @@ def _sbatch() -> Checked:
     """Slurm's own test of batch scripts, in a cluster of the project's tests."""
     start, taken, refused, wrong = time.monotonic(), 0, 0, []
     with slurm(nodes=2, gpus=8) as cluster, tempfile.TemporaryDirectory() as folder:
-        version = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+        version = subprocess.run(
+            ["sbatch", "--version"], env=os.environ | {"SLURM_CONF": str(cluster.conf)}, capture_output=True, text=True, check=True
+        ).stdout.strip()
         for job in ("llama3-8b-fsdp", "gpt2-xl"):
             for w in exported(job, ("megatron-lm", "slurm")).written.values():
                 for name, text in w.files.items():
