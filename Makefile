@@ -8,10 +8,10 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format type pytest audit bench pins clean
+.PHONY: help demo test test-oracles lint format type pytest audit bench pins clean
 
 help:           ## this list
-	@sed -n 's/^\([a-z]*\):.*##/  make \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*##/  make \1\t/p' Makefile | expand -t 18
 
 demo: $(VENV)/run.stamp   ## the two worked examples: GPT-3 175B on 1,024 A100, Llama-3 70B on 64 H100
 	$(BIN)/tuner search --model gpt3-175b --cluster a100x1024 --seq 2048 --global-batch 1536
@@ -33,6 +33,9 @@ type: $(VENV)/test.stamp  ## mypy --strict
 
 pytest: $(VENV)/test.stamp  ## the tests alone
 	$(BIN)/python -m pytest
+
+test-oracles: $(VENV)/test.stamp  ## the frameworks' own parsers judge what is exported (installs about 3.8 GB into .oracles once)
+	$(BIN)/python -m tests.oracles --write docs/oracles.md
 
 audit: $(VENV)/test.stamp  ## known vulnerabilities of the pinned versions (needs the advisory service)
 	$(BIN)/pip-audit --strict --progress-spinner off --timeout 20 --disable-pip --no-deps -r constraints.txt

@@ -77,7 +77,7 @@ BROKEN: dict[str, tuple[Job, Plan, str]] = {
     "schedule-nanotron": (llama("nanotron"), Plan(tp=8, pp=8, schedule=3), "schedule = zb-2p: nanotron has 1f1b, gpipe"),
     "vpp-single": (llama("nanotron"), Plan(pp=8, vpp=2), "vpp = 2: nanotron has no interleaved schedule; nearest vpp: 1"),
     "microbatches-pp": (llama("torchtitan"), Plan(tp=1, pp=16, micro_batch=16), "microbatches = 8 must be at least pp = 16; nearest micro_batch: 8"),
-    "microbatches-rounds": (llama("torchtitan"), Plan(pp=5, vpp=2, micro_batch=3), "microbatches = 13 must divide into 2 rounds of at least pp = 5"),
+    "microbatches-rounds": (llama("torchtitan"), Plan(pp=3, vpp=2), "microbatches = 25 must divide into 8 rounds of at least pp = 3; nearest micro_batch: 3, pp: 4"),
     "microbatches-stages": (llama("torchtitan"), Plan(pp=16, vpp=2, micro_batch=8), r"microbatches = 16 are fewer than the stages, pp\*vpp = 16\*2"),
     "bubble": (gpt3(), Plan(tp=1, pp=32, micro_batch=3), "microbatches = 16 < pp = 32"),
     "tied-pp": (llama("torchtitan", model=presets.model("llama3.2-1b")), Plan(pp=2), "pp = 2: llama3.2-1b ties its embeddings, which needs pp = 1; nearest pp: 1"),

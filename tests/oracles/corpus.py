@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from tuner.plan import CP_KINDS, FULL, Plan
 from tuner.search.space import build_space
 
 if TYPE_CHECKING:
-    from tuner.launch.launchers.launcher import Launcher
+    from tuner.launch.launchers.launcher import Launcher, Written
 
 # model: cluster, sequence, batch. Small worlds, so that the parser's own process groups can be built for each plan.
 SIZES = {
@@ -50,6 +50,20 @@ CHANGES: dict[str, list[int]] = {
     "cuda_graphs": _FLAG,
     "cp_kind": sorted(CP_KINDS.values()),
 }
+
+
+class Spelling:
+    """A launcher that writes one of its versions."""
+
+    def __init__(self, launcher: Launcher, version: str) -> None:
+        self._launcher, self._version = launcher, version
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._launcher, name)
+
+    def write(self, job: Job, plan: Plan, version: str = "") -> Written:
+        """Return the files of this version."""
+        return self._launcher.write(job, plan, version or self._version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

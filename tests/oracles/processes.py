@@ -35,9 +35,12 @@ class Answer:
 
 
 def judged(python: Path, parser: str, cases: Sequence[Mapping[str, Any]], wall_s: float = 600.0) -> Answer:
-    """Return the verdicts of parsers/parse_PARSER.py under this interpreter. Raises RuntimeError with its last words if it does not answer all."""
+    """Return the verdicts of parsers/parse_PARSER.py under this interpreter. Raises RuntimeError with its last words if it
+    does not answer all.
+    """
     start = time.monotonic()
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LD_LIBRARY_PATH")}
+    environment = kept | {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [str(python), str(PARSERS / f"parse_{parser}.py")],
         input="".join(json.dumps(case) + "\n" for case in cases),

@@ -1,10 +1,11 @@
-"""How a parser's process talks: a case a line in, a verdict a line out. Runs in the parser's own environment, so it imports nothing else."""
+"""How a parser's process talks: a case a line in, a verdict a line out. It runs in the parser's environment: no other imports."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,6 @@ def answer(version: str, judge: Callable[[dict[str, Any]], str]) -> None:
             at = error.__traceback__
             while at and at.tb_next:
                 at = at.tb_next
-            where = f"{os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}" if at else ""
+            where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
             verdict = {"accepted": False, "why": f"{type(error).__name__}: {str(error)[:400]}", "where": where}
         print(json.dumps({"name": case["name"], **verdict}), file=out, flush=True)

@@ -24,9 +24,9 @@ torch.cuda.get_device_capability = lambda *a: (9, 0)  # type: ignore[assignment]
 torch.cuda.get_device_properties = lambda *a: types.SimpleNamespace(  # type: ignore[assignment]
     major=9, minor=0, name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, multi_processor_count=132
 )
-from megatron.core import num_microbatches_calculator, parallel_state
-from megatron.training import arguments
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from megatron.core import num_microbatches_calculator, parallel_state  # noqa: E402
+from megatron.training import arguments  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 KEPT = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_GRAPH_REGISTER", "PYTORCH_CUDA_ALLOC_CONF")
 # The parser declares 847 options for each argument list, which is most of the time: it is the same parser each time.

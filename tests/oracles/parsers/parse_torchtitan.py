@@ -90,8 +90,9 @@ def _stages(config: Any, dims: Any) -> None:
         raise ValueError(f"{len(names)} stages over {dims.pp} ranks")
     stages = [
         SimpleNamespace(
-            is_first=i == 0, is_last=False, num_stages=len(names), group_size=dims.pp, group_rank=0, group=None, stage_index=i * dims.pp,
-            stage_index_to_group_rank={n: n % dims.pp for n in range(len(names))}, has_backward=True, submod=None, device=torch.device("cpu"),
+            is_first=i == 0, is_last=False, num_stages=len(names), group_size=dims.pp, group_rank=0, group=None,
+            stage_index=i * dims.pp, stage_index_to_group_rank={n: n % dims.pp for n in range(len(names))}, has_backward=True,
+            submod=None, device=torch.device("cpu"),
         )
         for i in range(len(names) // dims.pp)
     ]  # fmt: skip
