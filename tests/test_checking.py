@@ -439,9 +439,9 @@ def test_a_script_that_starts_another_is_checked_as_that_one(tmp_path: Path) -> 
     """A batch script, by way of what each node runs; a launch script with the Python module that it names."""
     question: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100x16", "seq_len": 8192, "global_batch": 64, "calibration": "none"}
     files = tuner.export("torchtitan", wrap="slurm", plan="zero=3,recompute=full", **question).files()
-    for name, (text, _) in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    for path, (text, _) in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
     for path in (tmp_path, tmp_path / "torchtitan/job.sbatch"):
         (launch,) = tuner.check([str(path)], cluster="h100", no_search=True).record()["checked"]
         assert (launch["status"], launch["plan"]["zero"]) == ("ok", 3)

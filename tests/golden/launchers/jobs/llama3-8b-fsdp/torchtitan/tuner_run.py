@@ -1,4 +1,4 @@
-"""llama3-8b on 16 GPUs, a configuration of torchtitan main: --module tuner_run --config run."""
+"""llama3-8b on 16 GPUs, for torchtitan main: --module tuner_run --config run."""
 
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC

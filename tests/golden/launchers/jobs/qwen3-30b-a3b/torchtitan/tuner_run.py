@@ -1,4 +1,4 @@
-"""qwen3-30b-a3b on 32 GPUs, a configuration of torchtitan main: --module tuner_run --config run."""
+"""qwen3-30b-a3b on 32 GPUs, for torchtitan main: --module tuner_run --config run."""
 
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
