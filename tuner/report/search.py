@@ -99,7 +99,7 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         Column("stage", [place(row["worst_stage"], n) for row, n in zip(rows, pp, strict=True)], rank=7, left=True),
         Column("P(OOM)", [probability(row["p_oom"]) for row in rows], rank=5 if measured else 8),
         Column("step", [seconds(row["step_s"]) for row in rows], rank=0 if measured else 4),
-        Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows], rank=1 if measured else 0),
+        Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows], rank=1 if measured or record["failures"] else 0),
         Column("90 % range", [speeds(row) for row in rows], rank=5),
         Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
