@@ -109,7 +109,7 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
     ]
     if record["failures"]:
         columns.insert(-2, Column("goodput %", [percent(row["goodput"], 2) for row in rows]))
-        columns.insert(-2, Column("good tok/s/GPU", [f"{row['good_tokens_per_s_per_gpu']:,.0f}" for row in rows]))
+        columns.insert(-2, Column("good tok/s", [f"{row['good_tokens_per_s_per_gpu']:,.0f}" for row in rows]))
     styles: dict[int, Callable[[str], str]] = {0: page.good} if record["ranking"] else {}
     if own:
         styles[len(rows) - 1] = page.warn
@@ -155,7 +155,7 @@ def goodput_words(record: dict[str, Any]) -> str:
     rates = f"{of['name']}: a GPU fails every {of['mtbf_s'] / 3600:,.0f} h and is away for {of['repair_s'] / 3600:,.0f} h"
     left = f"{percent(best['goodput'] / of['lasting'], 2)} % of the samples are left on average" if of["lasting"] > 0 else "nothing is left"
     kept = f"{left} times {percent(of['lasting'], 2)} % of the time whose work survives restarts (of any plan): goodput"
-    kept += "; plans are ranked by good tok/s/GPU, tok/s/GPU times goodput"
+    kept += "; plans are ranked by good tok/s, tok/s/GPU times goodput"
     return f"{rates}, so {100 * of['failed_fraction']:.2g} % are down; {kept}"
 
 
