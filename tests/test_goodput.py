@@ -12,6 +12,7 @@ import tuner
 from tests.test_failing import EXPERTS, LLAMA, MOE, asked
 from tuner.goodput import FailuresAnswer
 from tuner.report.failures import failures_text
+from tuner.report.search import search_text
 from tuner.report.table import Page
 
 
@@ -173,7 +174,12 @@ def test_goodput_is_the_same_thing_in_a_search_and_in_failures(knobs: str) -> No
 
 
 def test_a_search_for_goodput_ranks_by_what_it_shows() -> None:
-    rows = tuner.search(**LLAMA, objective="goodput", limit="tp*pp<=32", top=5).record()["ranking"]
+    record = tuner.search(**LLAMA, objective="goodput", fix="cp=1,mb=1,offload=none", limit="tp*pp<=32", top=5).record()
+    rows = record["ranking"]
     good = [row["good_tokens_per_s_per_gpu"] for row in rows]
     assert good == sorted(good, reverse=True)
     assert good == [row["tokens_per_s_per_gpu"] * row["goodput"] for row in rows]
+    for width in (60, 80, 120):
+        lines = search_text(record, Page(width=width)).splitlines()
+        assert max(map(len, lines)) <= width
+        assert any("goodput %" in line and "good tok/s" in line for line in lines)

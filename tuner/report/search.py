@@ -102,7 +102,7 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
         Column("stage", [place(row["worst_stage"], n) for row, n in zip(rows, pp, strict=True)], rank=7, left=True),
         Column("P(OOM)", [probability(row["p_oom"]) for row in rows], rank=5 if measured else 8),
         Column("step", [seconds(row["step_s"]) for row in rows], rank=0 if measured else 4),
-        Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows], rank=1 if measured else 0),
+        Column("tok/s/GPU", [f"{row['tokens_per_s_per_gpu']:,.0f}" for row in rows], rank=1 if measured or record["failures"] else 0),
         Column("90 % range", [speeds(row) for row in rows], rank=5),
         Column("MFU %", [percent(row["mfu"]) for row in rows], rank=2),
         Column("days", [f"{row['run']['days']:,.1f}" if row["run"] else "" for row in rows], rank=3),
@@ -112,7 +112,7 @@ def ranking_table(record: dict[str, Any], rows: Sequence[dict[str, Any]], page: 
     ]
     if record["failures"]:
         columns.insert(-2, Column("goodput %", [percent(row["goodput"], 2) for row in rows]))
-        columns.insert(-2, Column("good tok/s/GPU", [f"{row['good_tokens_per_s_per_gpu']:,.0f}" for row in rows]))
+        columns.insert(-2, Column("good tok/s", [f"{row['good_tokens_per_s_per_gpu']:,.0f}" for row in rows]))
     styles: dict[int, Callable[[str], str]] = {0: page.good} if record["ranking"] else {}
     if own:
         styles[len(rows) - 1] = page.warn
@@ -159,7 +159,7 @@ def goodput_words(record: dict[str, Any]) -> str:
     rates = f"{of['name']}: a GPU fails every {of['mtbf_s'] / 3600:,.0f} h and is away for {of['repair_s'] / 3600:,.0f} h"
     left = f"{percent(best['goodput'] / of['lasting'], 2)} % of the samples are left on average" if of["lasting"] > 0 else "nothing is left"
     kept = f"{left} times {percent(of['lasting'], 2)} % of the time whose work survives restarts (of any plan): goodput"
-    kept += "; plans are ranked by good tok/s/GPU, tok/s/GPU times goodput"
+    kept += "; plans are ranked by good tok/s, tok/s/GPU times goodput"
     return f"{rates}, so {100 * of['failed_fraction']:.2g} % are down; {kept}"
 
 
