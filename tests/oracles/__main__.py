@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tuner.launch.launchers.launcher import Launcher, Written
 
 LEAST_AGREEMENT = 0.99
+SPELLINGS = {"megatron-lm": "", "torchtitan": "0.3"}  # the version of its files that the installed parser reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +101,13 @@ def main() -> int:
     options.add_argument("--each", type=int, default=64, help="legal plans of each of four models, and as many illegal (default 64)")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--write", type=Path, help="file of the report")
+    options.add_argument("--framework", choices=[*SPELLINGS], action="append", help="compare plans of this one alone (no other files)")
     told = options.parse_args()
     start = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         python_of("torch")
-        runs = [
-            pool.submit(compared, name, version, told.each, told.seed) for name, version in (("megatron-lm", ""), ("torchtitan", "0.3"))
-        ]
-        checked = files.all_checks()
+        runs = [pool.submit(compared, name, SPELLINGS[name], told.each, told.seed) for name in told.framework or SPELLINGS]
+        checked = [] if told.framework else files.all_checks()
         results = [run.result() for run in runs]
     text = report(results, checked, told.seed, time.monotonic() - start)
     print(text)

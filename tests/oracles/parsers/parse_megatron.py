@@ -25,6 +25,7 @@ torch.cuda.get_device_properties = lambda *a: types.SimpleNamespace(  # type: ig
     major=9, minor=0, name="NVIDIA H100 80GB HBM3", total_memory=80 << 30, multi_processor_count=132
 )
 from megatron.core import num_microbatches_calculator, parallel_state  # noqa: E402
+from megatron.core.transformer.transformer_block import get_num_layers_to_build  # noqa: E402
 from megatron.training import arguments  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
@@ -60,12 +61,12 @@ def judge(case: dict[str, Any]) -> str:
         calculator.init_num_microbatches_calculator(
             0, args.rampup_batch_size, args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False
         )
-        arguments.core_transformer_config_from_args(args)
-        _groups(args)
+        config = arguments.core_transformer_config_from_args(args)
+        _groups(args, config)
     return ""
 
 
-def _groups(args: Any) -> None:
+def _groups(args: Any, config: Any) -> None:
     """Build the process groups of rank 0 in a world whose ranks are pretended (PyTorch's own fake backend)."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=args.world_size)
     try:
@@ -79,6 +80,8 @@ def _groups(args: Any) -> None:
             num_distributed_optimizer_instances=args.num_distributed_optimizer_instances,
             create_gloo_process_groups=False,
         )
+        for stage in (0, config.pipeline_model_parallel_size - 1):  # how many layers the first and the last stage build
+            get_num_layers_to_build(config, vp_stage=0, pp_rank=stage)
     finally:
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
