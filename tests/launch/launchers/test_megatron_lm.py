@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.launch.launchers.golden import check
 from tests.launch.launchers.megatron_jobs import EXPERTS, GRAPHS, asked, refused, written
+from tests.launch.launchers.test_hostile_names import HOSTILE, shellcheck
 from tuner import presets
 from tuner.errors import SpecError
 from tuner.launch.launchers.launcher import Found
@@ -384,6 +386,18 @@ def test_hostile_scripts_give_an_error(text: str) -> None:
     LAUNCHER.reads("run.sh", text)
     with pytest.raises(SpecError, match=r"run\.sh"):
         LAUNCHER.read({"run.sh": text})
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_names_of_models_are_data_in_a_script(text: str, tmp_path: Path) -> None:
+    job, plan = asked(LAUNCHER, EXPERTS, "mixtral-8x7b")
+    model = job.model.model_copy(update={"name": text})
+    written_script = LAUNCHER.write(job.model_copy(update={"model": model}), plan).files["pretrain.sh"]
+    path = tmp_path / "pretrain.sh"
+    path.write_text(written_script)
+    shellcheck([str(path)])
+    found = LAUNCHER.read({"pretrain.sh": written_script})
+    assert (found.plan["ep"], found.plan["vpp"], found.plan["pipeline_layout"]) == (8, 3, "embedding=2+loss=2")
 
 
 def test_no_precision_is_fp32_and_said() -> None:

@@ -71,7 +71,7 @@ modules:
       gradient_accumulation_fusion: false
       recompute_granularity: full # full, selective
       recompute_method: block
-      recompute_num_layers: 14
+      recompute_num_layers: 0
       mock_data: true
       moe_use_legacy_grouped_gemm: false
       finetune: false
@@ -83,17 +83,25 @@ LAUNCH = "export NNODES=${NNODES:-4}\nexport GPUS_PER_NODE=8\nbash runner/primus
 
 
 def test_a_configuration_that_primus_ships() -> None:
-    """Mixtral 8x22B has 56 layers, 14 in each of 4 stages."""
+    """Its full recompute is that of a block of no layers."""
     found = LAUNCHER.read({"mixtral.yaml": MIXTRAL, "run.sh": LAUNCH})
     assert (found.gpus, found.gpus_per_node) == (32, 8)
     assert found.plan == {
-        "tp": 1, "pp": 4, "ep": 8, "dp_overlap": True, "micro_batch": 2, "recompute": "full:14",
+        "tp": 1, "pp": 4, "ep": 8, "dp_overlap": True, "micro_batch": 2, "recompute": "none",
     }  # fmt: skip
     assert found.job["seq_len"] == 8192 and found.job["global_batch"] == 128 and found.job["precision"] == "bf16"
     assert {(each.name, each.where) for each in found.unknown if each.name != "model"} == {
         ("gradient_accumulation_fusion", "mixtral.yaml:24"), ("moe_use_legacy_grouped_gemm", "mixtral.yaml:29"),
     }  # fmt: skip
     assert not found.problems
+
+
+def test_a_block_of_layers_is_counted_by_stage() -> None:
+    """Mixtral 8x22B has 56 layers, 14 in each of 4 stages."""
+    found = LAUNCHER.read({"mixtral.yaml": MIXTRAL.replace("recompute_num_layers: 0", "recompute_num_layers: 13")})
+    assert found.plan["recompute"] == "full:13"
+    (problem,) = LAUNCHER.read({"m.yaml": MIXTRAL.replace("_method: block", "_method: uniform")}).problems
+    assert "at least 1" in problem.rule and problem.where == "m.yaml:27"
 
 
 def read(line: str, model: str = "language_model.yaml") -> Found:

@@ -84,6 +84,8 @@ def _take_recompute(values: Values) -> Meaning:
 
 def _take_full(values: Values) -> Meaning:
     method, count = values.get("recompute_method"), values.get("recompute_num_layers")
+    if method == "block" and count == 0:
+        return Meaning(plan={"recompute": "none"}, assumed={"recompute": "none: full recompute of a block of 0 layers keeps everything"})
     problems: list[Problem] = []
     if method not in ("uniform", "block"):
         told = "recompute_method" if values.has("recompute_method") else "recompute_granularity"
