@@ -9,7 +9,7 @@ from tuner.answers import basis_of, cost_of
 from tuner.cost_model.estimate import estimate as evaluate
 from tuner.errors import SpecError
 from tuner.patching import version_of
-from tuner.plan_text import plan_record
+from tuner.plan_text import idle_record, plan_record
 from tuner.search.space import RUNTIME
 
 if TYPE_CHECKING:
@@ -98,13 +98,12 @@ def _best_plan(
 
 def _spellable(job: Job, launcher: Launcher | None, on: tuple[str, ...]) -> Any:
     """Return the space without knobs that a launcher cannot spell."""
-    from tuner.plan import Plan
     from tuner.search.axes import default_axes
     from tuner.search.space import AXES, SpaceSpec
 
     cannot = frozenset() if launcher is None else frozenset(launcher.cannot)
     axes: dict[str, Any] = {knob: [0, 1] for knob in on if knob not in cannot}
-    fix: dict[str, Any] = {knob: value for knob, value in plan_record(Plan(), job.gpus).items() if knob in cannot and knob in AXES}
+    fix: dict[str, Any] = {knob: value for knob, value in idle_record(job.gpus).items() if knob in cannot and knob in AXES}
     if cannot & {"embedding_layers", "loss_layers"}:
         fix["pipeline_layout"] = "even"
     if "recompute_layers" in cannot and "recompute" not in cannot:

@@ -49,6 +49,8 @@ def forked(found: Found) -> Found:
     if vocab.isdigit() and len(vocab) < 10:
         model["vocab"] = int(vocab)
         understood.add("--pad-vocab-size-to")
+    dealt = "embedding" in str(plan.get("pipeline_layout"))  # by DeepSpeed: Megatron's own rule of dealing layers does not hold
+    mended = [problem for problem in found.problems if dealt and problem.rule.endswith(" layers")]
     alibi = [problem for problem in found.problems if problem.value == "alibi"]
     if alibi:
         model["positions"] = "alibi"
@@ -59,5 +61,5 @@ def forked(found: Found) -> Found:
         model=model,
         assumed=assumed,
         unknown=tuple(item for item in found.unknown if item.name not in understood),
-        problems=tuple(problem for problem in found.problems if problem not in alibi),
+        problems=tuple(problem for problem in found.problems if problem not in (*alibi, *mended)),
     )

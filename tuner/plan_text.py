@@ -143,7 +143,7 @@ def parse_knobs(items: Mapping[str, object], where: str) -> dict[str, int]:
             problems.append(Problem(where=where, path=name, value=repr(value)[:80], rule=str(error)))
     if problems:
         raise SpecError(problems)
-    if "tp" in fields and fields.get("fallback_tp") == fields["tp"]:  # tp itself: no fallback
+    if len(fields) > 1 and fields.get("fallback_tp") == fields.get("tp", 1):  # tp itself: no fallback; alone it is an axis's value
         fields["fallback_tp"] = 0
     return fields
 
@@ -165,6 +165,11 @@ def split_knobs(text: str, where: str) -> dict[str, str]:
     if problems:
         raise SpecError(problems)
     return found
+
+
+def idle_record(gpus: int) -> dict[str, Any]:
+    """Return the knobs of a plan that uses none of them, each as it may be held for any plan (a fallback of none, not of tp = 1)."""
+    return plan_record(Plan(), gpus) | {"fallback_tp": 0}
 
 
 def plan_record(plan: Plan, gpus: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tuner.exporting import ExportAnswer, Place, export_one, wrapped
 from tuner.formats import NONUNIFORM, Formats, as_knobs, as_under, framework_of, refuse_accelerator
 from tuner.launch.launchers.launcher import chosen, open_launcher
 from tuner.plan import CP_KINDS, Plan
-from tuner.plan_text import KNOBS, plan_record
+from tuner.plan_text import KNOBS, idle_record, plan_record
 from tuner.search.axes import default_axes
 from tuner.search.space import RUNTIME, SpaceSpec, complete
 
@@ -165,7 +165,7 @@ def spellable(spec: SpaceSpec, job: Job, launcher: Launcher) -> SpaceSpec:
     launch one alone. What a person named stays, and is refused later.
     """
     named = {*spec.axes, *spec.fix}
-    idle: Mapping[str, Any] = plan_record(Plan(), job.gpus) | {"fallback_tp": 0}  # none, whatever tp is
+    idle: Mapping[str, Any] = idle_record(job.gpus)
     fix = {knob: idle[knob] for knob in KNOBS if knob in launcher.cannot and knob in idle and knob not in named}
     axes = dict(spec.axes)
     if {"embedding_layers", "loss_layers"} & set(launcher.cannot) and "pipeline_layout" not in named:

@@ -10,7 +10,7 @@ import numpy as np
 from tuner import presets
 from tuner.job import Job
 from tuner.plan import Plan
-from tuner.plan_text import plan_record
+from tuner.plan_text import idle_record
 from tuner.search.axes import default_axes
 from tuner.search.space import AXES, SpaceSpec, build_space
 
@@ -39,8 +39,7 @@ SWITCHES = ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
 def spellable_space(job: Job, cannot: frozenset[str]) -> SpaceSpec:
     """Return the space without values of knobs that a launcher says it cannot spell, so that more of the sampled plans can be written."""
     axes: dict[str, list[str | int]] = {knob: [0, 1] for knob in SWITCHES if knob not in cannot}
-    idle = plan_record(Plan(), job.gpus) | {"fallback_tp": 0}
-    fix: dict[str, str | int] = {knob: value for knob, value in idle.items() if knob in cannot and knob in AXES}
+    fix: dict[str, str | int] = {knob: value for knob, value in idle_record(job.gpus).items() if knob in cannot and knob in AXES}
     if "cp_kind" not in cannot:
         axes["cp_kind"] = ["p2p", "all_gather", "a2a"]
     if cannot & {"embedding_layers", "loss_layers"}:

@@ -205,3 +205,17 @@ def test_nothing_of_a_script_is_run(tmp_path: object) -> None:
     from pathlib import Path
 
     assert not (Path(str(tmp_path)) / "ran").exists()
+
+
+def test_what_is_not_said_takes_only_its_own_word_along() -> None:
+    """Of a value in quotes that is split where it stands unquoted: one name of it is not set, or stands for what a command prints."""
+    (launch,) = launches(
+        read_script(
+            'HOST=$(scontrol show hostnames "$LIST" | head -n 1)\nARGS="--tp 4 --load $CKPT --host $HOST:6000 --pp 2"\n'
+            "torchrun --nnodes 2 --nproc-per-node 8 train.py $ARGS\n",
+            "run.sh",
+        )
+    )
+    assert [word.text for word in launch.arguments if word.missing] == ["$CKPT", launch.arguments[5].text]
+    assert [word.text for word in launch.arguments if not word.missing] == ["--tp", "4", "--load", "--host", "--pp", "2"]
+    assert launch.arguments[5].text.endswith(":6000")

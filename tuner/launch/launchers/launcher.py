@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tuner.errors import Problem, SpecError, TunerError, nearest, one_problem
 from tuner.plan import ALL_LAYERS, Plan
-from tuner.plan_text import plan_record
+from tuner.plan_text import idle_record, plan_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -170,7 +170,7 @@ def _idle_text(name: str) -> str:
     }
     if name in layout:
         return layout[name]
-    value = 0 if name == "fallback_tp" else plan_record(Plan(), 1).get(name, 0)
+    value = idle_record(1).get(name, 0)
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}, or another format"
 
 

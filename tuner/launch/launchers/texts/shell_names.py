@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,7 @@ class Names:
                     fields[-1].append(piece)
                 started = started or (part.quoted and part.index != "@" and part.text != "@") or any(p.text for p in pieces)
                 continue
-            split = [Word(text=text, line=p.line, missing=p.missing) for p in pieces for text in p.text.split()]
+            split = [Word(text=text, line=p.line, missing=_named(p.missing, text)) for p in pieces for text in p.text.split()]
             if pieces and pieces[0].text[:1].isspace() and fields[-1]:
                 fields.append([])
             for i, piece in enumerate(split):
@@ -123,7 +124,7 @@ class Names:
     def missing(self, name: str, line: int, why: str) -> Word:
         """Note a name that the script does not say; return what stands in its place."""
         self.unresolved.setdefault(name, Unresolved(name=name, line=line, why=why))
-        return Word(text=f"${name}", line=line, missing=(name,))
+        return Word(text=_stand_in(name), line=line, missing=(name,))
 
     def value(self, parts: Sequence[Part], line: int) -> Word:
         """Return the one word that the parts of an assigned value come to."""
@@ -152,3 +153,13 @@ class Names:
     def arithmetic(self, text: str) -> int | None:
         """Return the value of an expression, or None where it has none that is known."""
         return arithmetic(text, lambda name: self.variables[name].text if name in self.variables else "")
+
+
+def _named(missing: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """Return those of the missing names that stand in a part of a value."""
+    return tuple(name for name in missing if re.search(re.escape(_stand_in(name)) + r"(?![A-Za-z0-9_])", text))
+
+
+def _stand_in(name: str) -> str:
+    """Return what stands for a value that the script does not say: one word, also for a command."""
+    return "$" + "".join(name.split())
