@@ -135,8 +135,11 @@ def test_goodput_refuses_what_it_cannot_count(more: dict[str, Any], words: str) 
 
 
 def test_a_list_of_many_files_is_a_count_where_the_page_is_narrow(tmp_path: Path) -> None:
-    argv = ["export", "megatron-lm-ntp", "-m", "gpt-1.7b", "-c", "h100x16", "-s", "2048", "-b", "16", "-o", str(tmp_path / "out")]
+    job = ["-m", "gpt-1.7b", "-c", "h100x16", "-s", "2048", "-b", "16", "-o", str(tmp_path / "out")]
+    several = CliRunner().invoke(app, ["export", "megatron-lm,nemo,neutral", *job, "-p", "tp=8"], env={"COLUMNS": "80"})
+    assert several.stderr.splitlines()[0] == f"wrote 3 files and folders under {tmp_path / 'out'}", several.output
+    argv = ["export", "megatron-lm-ntp", *job]
     result = CliRunner().invoke(app, [*argv, "-p", "tp=8,fallback_tp=4", "--reduced", "1"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    assert result.stderr.splitlines()[0] == f"wrote 13 files under {tmp_path / 'out'}"
+    assert result.stderr.splitlines()[0] == f"wrote {tmp_path / 'out'}/megatron-lm-ntp/"
     assert "it takes zero 0 alone" in " ".join(result.stdout.split())

@@ -319,6 +319,9 @@ def _launch(files: Sequence[str], owner: Sequence[str], pile: _Pile, formats: Ma
         except RecursionError:
             wrong[key] = one_problem(files[0], "", None, "is nested too deeply").problems
             continue
+        except (ValueError, OverflowError) as error:  # a number past what Python turns into text, and the like
+            wrong[key] = one_problem(files[0], "", None, f"holds a value that cannot be read: {str(error)[:80]}").problems
+            continue
         score = len(found.plan) + len(found.model) + len(found.job) + 3 * bool(found.gpus)
         if best is None or score > best[0]:
             best = (score, key, found)

@@ -49,8 +49,9 @@ def publish(record: Any, text: Callable[[Any, Page], str], show: Show, write_fol
 def _write(record: Any, text: Callable[[Any, Page], str], show: Show, path: Path, write_folder: Callable[[Path], list[str]] | None) -> None:
     if write_folder is not None and path.suffix.lower() != ".json":
         names = write_folder(path)
-        listed = f"wrote {path}/{{{','.join(names)}}}"
-        note(listed if len(listed) <= terminal_width() else f"wrote {len(names)} files under {path}", show)
+        listed = f"wrote {path}/{names[0]}" if len(names) == 1 else f"wrote {path}/{{{','.join(names)}}}"
+        short = len(names) == 1 or len(listed) <= terminal_width()
+        note(listed if short else f"wrote {len(names)} files and folders under {path}", show)
         return
     as_json = show.json or path.suffix.lower() == ".json"
     write_file(path, json_text(record) if as_json else text(seen(record), Page()))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
-INSIDE, BAD, OUTSIDE, FAILED = 0, 2, 3, 4
+INSIDE, BAD, OUTSIDE, FAILED, INTERRUPTED = 0, 2, 3, 4, 130
 KINDS = {"allocated": "bytes in tensors", "reserved": "bytes that the allocator holds", "device": "bytes taken on the device"}
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=1, strict=True)]
@@ -123,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TunerError as error:
         sys.stderr.write(printable(str(error)) + "\n")
         return BAD if isinstance(error, SpecError) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
     sys.stdout.write("\n".join(map(printable, verdict.lines)) + "\n")
     return verdict.code
 

@@ -100,7 +100,7 @@ class Names:
                 return list(words)
             if part.index == "*":
                 return [self._joined([w for word in words for w in (word, Word(text=" ", line=line))][:-1], line)]
-            at = int(part.index) if part.index.isdigit() and len(part.index) < 6 else 0
+            at = int(part.index) if part.index.isdecimal() and part.index.isascii() and len(part.index) < 6 else 0
             return [words[at]] if at < len(words) else [Word(text="", line=line)]
         if name in ("@", "*"):
             return []  # further arguments of the caller
