@@ -341,6 +341,11 @@ def test_what_is_not_understood_is_kept_with_its_line() -> None:
         ("--tensor-model-parallel-size 3", "--tensor-model-parallel-size", "must divide the 16 GPUs"),
         ("--global-batch-size 40 --micro-batch-size 1", "--global-batch-size", "= 16"),
         ("--pipeline-model-parallel-size 16", "--pipeline-model-parallel-size", "must divide the 8 layers"),
+        (
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 3",
+            "--decoder-first-pipeline-num-layers",
+            "leaves 5 of 8 layers, which 3 other stages",
+        ),
         ("--optimizer-cpu-offload --use-distributed-optimizer", "--optimizer-cpu-offload", "precision_aware"),
         ("--use-torch-fsdp2 --use-distributed-optimizer", "--use-torch-fsdp2", "distributed_optimizer"),
         ("--tensor-model-parallel-size 0", "--tensor-model-parallel-size", "at least 1"),

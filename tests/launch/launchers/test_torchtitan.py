@@ -297,7 +297,7 @@ def test_the_debug_configuration_of_0_2() -> None:
     found = read(debug_model__toml=DEBUG, run_train__sh=RUN)
     assert not found.model
     assert ("model.flavor", "debugmodel") in {(item.name, item.value) for item in found.unknown}
-    assert [problem.path for problem in found.problems] == ["option"]
+    assert not found.problems and "recompute" not in found.plan
     assert found.plan["micro_batch"] == 8
 
 
@@ -487,3 +487,12 @@ def test_hostile_names_stay_names(version: str, name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(("ending", "what"), [(ending, what) for ending in (".toml", ".py", ".sh") for what in hostile.TEXTS[ending]])
 def test_hostile_files_are_refused(ending: str, what: str) -> None:
     hostile.refuses(LAUNCHER, f"torchtitan{ending}", hostile.TEXTS[ending][what])
+
+
+def test_every_second_layer_of_a_model_that_is_not_told_is_no_contradiction() -> None:
+    text = LLAMA3_8B.replace('flavor = "8B"', 'flavor = "mine"').replace("selective_ac_option = 'op'", "selective_ac_option = '2'")
+    found = read(llama3_8b__toml=text)
+    assert not found.problems and "recompute" not in found.plan
+    assert [entry.value for entry in found.unknown if entry.name == "selective_ac_option"] == [
+        "every 2. layer: how many that is depends on the model, which is not told"
+    ]

@@ -195,6 +195,10 @@ def _with_uneven(values: Values, meaning: Meaning, pp: int, layers: int | None) 
     middle = pp - sum(count is not None for count in (first, last))
     rest = (layers or 0) - (first or 0) - (last or 0)
     each = rest // middle if middle > 0 and rest > 0 and rest % middle == 0 else 0
+    if layers and (rest < 0 or (rest % middle if middle else rest)):
+        told = next(name for name in names if values.has(name))
+        rule = f"leaves {rest} of {layers} layers, which {middle} other stages must hold in equal parts"
+        return Meaning(plan=meaning.plan, problems=(values.problem(told, rule),))
     missing = [each - count if count is not None else 0 for count in (first, last)]
     if not layers or meaning.plan.get("vpp", 1) > 1 or not each or min(missing) < 0:
         return Meaning(plan=meaning.plan, unknown=tuple(values.unknown(name) for name in names if values.has(name)))

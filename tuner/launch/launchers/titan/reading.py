@@ -303,9 +303,9 @@ def _recompute(said: Said, release: str, pp: int, model: Model | None, assumed: 
         if int(option) == 1:
             return {"recompute": "full"}
         if model is None:
-            said.contradict(
-                "option" if "option" in said.settings else "recompute", f"how many every {option}. layer is depends on the model"
-            )
+            name = "option" if "option" in said.settings else "recompute"
+            why = f"every {option}. layer: how many that is depends on the model, which is not told"
+            said.unknown.append(Unknown(name="selective_ac_option", value=why, where=said.places.get(name, "")))
             return {}
         count = math.ceil(model.layers / pp / int(option))
         assumed["recompute"] = f"every {option}. layer is {count} of a stage's"

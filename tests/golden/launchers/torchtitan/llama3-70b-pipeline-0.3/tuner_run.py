@@ -1,4 +1,4 @@
-"""llama3-70b on 128 GPUs, a configuration of torchtitan 0.3: --module tuner_run --config run."""
+"""llama3-70b on 128 GPUs, for torchtitan 0.3: --module tuner_run --config run."""
 
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.models.llama3 import model_registry

@@ -1,4 +1,4 @@
-"""mixtral-8x7b on 64 GPUs, a configuration of torchtitan main: --module tuner_run --config run."""
+"""mixtral-8x7b on 64 GPUs, for torchtitan main: --module tuner_run --config run."""
 
 from functools import partial
 
