@@ -92,7 +92,7 @@ def _says(launcher: Launcher, written: Written, case: Case) -> bool:
         plan, _ = read_plan({name: value for name, value in found.plan.items() if name != "edp"}, case.job, launcher.name)
     except SpecError:
         return True
-    return dealt(plan) == dealt(case.plan)
+    return dealt(plan, case.job) == dealt(case.plan, case.job)
 
 
 def main() -> int:

@@ -98,7 +98,7 @@ def test_node_script_sets_a_nodes_place_and_quotes_what_the_site_says(tmp_path: 
     assert (tmp_path / "place-1").read_text() == "2 1 8 8 1\n"
     assert (tmp_path / "word").read_text() == EVIL and not (tmp_path / "evil").exists()
     done = subprocess.run(
-        ["bash", str(tmp_path / "node.sh")], check=False, capture_output=True, text=True, env=os.environ | {"HF_TOKEN": ""}
+        ["bash", str(tmp_path / "node.sh")], check=False, capture_output=True, text=True, env=os.environ | {"HF_TOKEN": ""}, cwd=tmp_path
     )
     assert done.returncode and "HF_TOKEN" in done.stderr
 
