@@ -12,7 +12,7 @@ EXPLAINED: Mapping[str, Mapping[str, str]] = {
     "megatron-lm": {
         "moe-tp-sp": "raised by moe_layer.py when the model is built",
         "recompute-parts": _NO_PART,
-        "full-layers": "more layers than a stage has are all of them, which is spelled full: its own message names the bound, no check does",
+        "full-layers": "more layers than a stage has are all of them, which is spelled full: a message names the bound, no check does",
         "dense-experts": "a dense model's expert degrees are not written",
         "zero-pp-megatron": (
             "its check is of --use-torch-fsdp2; --use-megatron-fsdp with stages is parsed, and no release documents that it trains"
