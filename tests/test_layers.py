@@ -26,7 +26,7 @@ LEVELS: tuple[tuple[str, float], ...] = (
     ("tuner.cost_model.fit", 8.5), ("tuner.cost_model", 3),
     ("tuner.launch.topology", 7.8), ("tuner.launch.switches", 7.8), ("tuner.launch.detection", 7.9),
     ("tuner.search", 8), ("tuner.launch", 8), ("tuner.accuracy", 9), ("tuner.request", 9), ("tuner.values", 2.2), ("tuner.answers", 9),
-    ("tuner.predicted", 9.1), ("tuner.formats", 9), ("tuner.plan_schema", 8.6), ("tuner.translation", 9.25),
+    ("tuner.predicted", 9.1), ("tuner.formats", 9), ("tuner.plan_schema", 8.6), ("tuner.translation", 9.25), ("tuner.spelling", 8.6),
     ("tuner.explained", 9.2), ("tuner.found", 9.2), ("tuner.shelf", 9.2), ("tuner.health", 9.3), ("tuner.searching", 9.3),
     ("tuner.measuring", 9.3), ("tuner.logged", 9.2), ("tuner.profiling", 9.25),
     ("tuner.failing", 9.1), ("tuner.fallback", 9.15), ("tuner.domains", 9.2), ("tuner.goodput", 9.3),

@@ -22,7 +22,8 @@ from tuner.found import SearchAnswer
 from tuner.launch.launchers.launcher import open_launcher
 from tuner.plan import CP_KINDS, Plan
 from tuner.search.space import SpaceSpec
-from tuner.translation import moved, spellable
+from tuner.spelling import spellable
+from tuner.translation import moved
 
 SIX = ("megatron-lm", "megatron-bridge", "torchtitan", "maxtext", "deepspeed", "nemo")
 QUESTION: dict[str, Any] = {"model": "llama3-8b", "cluster": "h100x16", "seq_len": 8192, "global_batch": 64}
@@ -180,7 +181,7 @@ def test_knobs_that_nobody_named_are_as_the_new_framework_has_them() -> None:
 
 def test_the_space_of_a_format_leaves_out_what_it_cannot_say() -> None:
     job = job_of("accelerate", "llama3-8b")
-    spec = spellable(SpaceSpec(fix={"vpp": 2}), job, open_launcher("accelerate"))
+    spec = spellable(SpaceSpec(fix={"vpp": 2}), job, open_launcher("accelerate").cannot)
     assert spec.fix["pp"] == 1 and spec.fix["vpp"] == 2 and spec.fix["pipeline_layout"] == "even"
     assert not any(":" in str(value) for value in spec.axes["recompute"])
 

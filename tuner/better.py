@@ -9,7 +9,7 @@ from tuner.answers import basis_of, cost_of
 from tuner.cost_model.estimate import estimate as evaluate
 from tuner.errors import SpecError
 from tuner.patching import version_of
-from tuner.plan_text import idle_record, plan_record
+from tuner.plan_text import plan_record
 from tuner.search.space import RUNTIME
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Launcher
     from tuner.plan import Plan
+    from tuner.search.exhaustive import SweepResult
+    from tuner.search.space import SpaceSpec
 
     Progress = Callable[..., None]
-
-MOST_TRIED = 400  # plans of a search that a launcher is asked to write, best first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,43 +78,28 @@ def _best_plan(
     the launch has on: both states are looked at.
     """
     from tuner.search.exhaustive import sweep
-    from tuner.search.space import build_space
-
-    try:
-        space = build_space(job, _spellable(job, launcher, on))
-    except SpecError:
-        return None
-    told = None if progress is None else lambda done, of: progress("plans", done, of)
-    for distinct in (False, True):
-        found = sweep(job, space, calibration, top_k=MOST_TRIED, distinct=distinct, progress=told)
-        for item in found.best:
-            plan = found.plan(item)
-            if launcher is None or _writes(launcher, job, plan, release):
-                return plan
-        if len(found.best) < MOST_TRIED:
-            break
-    return None
-
-
-def _spellable(job: Job, launcher: Launcher | None, on: tuple[str, ...]) -> Any:
-    """Return the space without knobs that a launcher cannot spell."""
-    from tuner.search.axes import default_axes
-    from tuner.search.space import AXES, SpaceSpec
+    from tuner.search.space import SpaceSpec, build_space
+    from tuner.spelling import MOST_TRIED, best_written
 
     cannot = frozenset() if launcher is None else frozenset(launcher.cannot)
-    axes: dict[str, Any] = {knob: [0, 1] for knob in on if knob not in cannot}
-    fix: dict[str, Any] = {knob: value for knob, value in idle_record(job.gpus).items() if knob in cannot and knob in AXES}
-    if cannot & {"embedding_layers", "loss_layers"}:
-        fix["pipeline_layout"] = "even"
-    if "recompute_layers" in cannot and "recompute" not in cannot:
-        axes["recompute"] = [value for value in default_axes(job)["recompute"] if ":" not in str(value)]
-    return SpaceSpec(axes=axes, fix=fix)
+    told = None if progress is None else lambda done, of: progress("plans", done, of)
 
+    def swept(spec: SpaceSpec) -> SweepResult:
+        return sweep(job, build_space(job, spec), calibration, top_k=MOST_TRIED, distinct=False, progress=told)
 
-def _writes(launcher: Launcher, job: Job, plan: Plan, release: str) -> bool:
     try:
-        launcher.write(job, plan, version_of(launcher, release))
+        spec = SpaceSpec(axes={knob: [0, 1] for knob in on if knob not in cannot})
+        return best_written(spec, job, cannot, swept, lambda plan: _written(launcher, job, plan, release))[0]
+    except SpecError:  # of a space without a plan
+        return None
+
+
+def _written(launcher: Launcher | None, job: Job, plan: Plan, release: str) -> Plan:
+    """Return the plan if the launcher spells it. What it cannot say of the model stays as the person's files say it. Raises SpecError."""
+    try:
+        if launcher is not None:
+            launcher.write(job, plan, version_of(launcher, release))
     except SpecError as error:
-        # what it cannot say of the model stays as the person's files say it
-        return all(problem.path in ("model", "precision", "task") for problem in error.problems)
-    return True
+        if any(problem.path not in ("model", "precision", "task") for problem in error.problems):
+            raise
+    return plan

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from tuner.errors import one_problem
 from tuner.spec import Name, Spec
 from tuner.units import Bytes, BytesPerSecond, Count, FlopPerSecond, Hertz, Seconds, Watts
 
@@ -81,3 +83,19 @@ class Cluster(Spec):
     def sizes(self) -> tuple[int, ...]:
         """GPUs in each domain, inner first; the outermost is the cluster."""
         return tuple(min(domain.size or self.gpus, self.gpus) for domain in self.domains)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """How many nodes, and how many accelerators of each."""
+
+    count: int
+    each: int
+
+
+def nodes_of(cluster: Cluster, where: str) -> Nodes:
+    """Return the nodes of a cluster. where: who asks. Raises SpecError where its accelerators do not spread evenly."""
+    count = -(-cluster.gpus // cluster.gpus_per_node)
+    if cluster.gpus % count:
+        raise one_problem(where, "gpus", cluster.gpus, f"do not spread evenly over {count} nodes of {cluster.gpus_per_node}")
+    return Nodes(count, cluster.gpus // count)

@@ -197,7 +197,8 @@ def _exported(
     """Return the answer with the files of its best plan in these formats, or of the best that a format can write."""
     from tuner.found import why_nothing
     from tuner.search.space import build_space
-    from tuner.translation import MOST_TRIED, Question, translate
+    from tuner.spelling import MOST_TRIED
+    from tuner.translation import Question, translate
 
     most = math.inf if aim.max_memory is None else aim.max_memory
     wide = dataclasses.replace(aim, strategy="exhaustive", top=MOST_TRIED, distinct=False)

@@ -7,9 +7,8 @@ default of the framework it was about are held at that of the format's.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,10 +18,9 @@ from tuner.errors import Problem, SpecError
 from tuner.exporting import ExportAnswer, Place, export_one, wrapped
 from tuner.formats import NONUNIFORM, Formats, as_knobs, as_under, framework_of, refuse_accelerator
 from tuner.launch.launchers.launcher import chosen, open_launcher
-from tuner.plan import CP_KINDS, Plan
-from tuner.plan_text import KNOBS, idle_record, plan_record
-from tuner.search.axes import default_axes
-from tuner.search.space import RUNTIME, SpaceSpec, complete
+from tuner.plan_text import KNOBS
+from tuner.search.space import RUNTIME, complete
+from tuner.spelling import best_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +30,10 @@ if TYPE_CHECKING:
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Launcher
     from tuner.launch.site import Site
+    from tuner.plan import Plan
     from tuner.search.exhaustive import SweepResult
+    from tuner.search.space import SpaceSpec
 
-MOST_TRIED = 300  # plans of one sweep that a format is asked to spell
-MOST_SWEEPS = 12  # each leaves out the value that most of them were refused for
 AS_GOOD = 1.005  # a listed plan is taken rather than another that is better by less
 
 
@@ -132,49 +130,17 @@ def _hindrance(asked: Question, name: str, job: Job, plan: Plan, calibration: Ca
 
 def _searched(asked: Question, launcher: Launcher, job: Job, calibration: Calibration, why: tuple[Problem, ...]) -> Exported:
     """Return the fastest plan that the launcher can spell, of a search of its own framework. Raises SpecError where there is none."""
-    spec = spellable(asked.spec, job, launcher)
-    for _ in range(MOST_SWEEPS):
-        result = asked.sweep(job, spec, calibration)
-        values: Counter[tuple[str, str]] = Counter()
-        for one in result.best:
-            plan = result.plan(one)
-            try:
-                return export_one(launcher.name, job, plan, calibration)
-            except SpecError as error:
-                values.update({item for problem in error.problems for item in _values(problem.path, plan, job)})
-        worst = [(knob, value) for (knob, value), _ in values.most_common() if knob not in asked.spec.fix]
-        if not worst:
-            break
-        spec = spec.model_copy(update={"limit": [*spec.limit, f"{worst[0][0]}!={worst[0][1]}"]})
+    best, result = best_written(
+        asked.spec,
+        job,
+        launcher.cannot,
+        lambda spec: asked.sweep(job, spec, calibration),
+        lambda plan: export_one(launcher.name, job, plan, calibration),
+    )
+    if best is not None:
+        return best
     rule = f"no plan of this search that it can spell is legal and fits as {job.framework.name}"
-    hint = asked.nothing(result, calibration)
-    raise SpecError([Problem(where=launcher.name, path="", value="", rule=rule, hint=hint), *why])
-
-
-def _values(field: str, plan: Plan, job: Job) -> list[tuple[str, str]]:
-    """Return (knob, value as a limit has it) of a field that a launcher refused."""
-    knob = {"recompute_layers": "recompute", "embedding_layers": "pipeline_layout", "loss_layers": "pipeline_layout"}.get(field, field)
-    if knob not in KNOBS:
-        return []
-    value = plan_record(plan, job.gpus)[knob]
-    return [(knob, str(int(value)) if isinstance(value, bool) and knob == "sequence_parallel" else str(value).lower())]
-
-
-def spellable(spec: SpaceSpec, job: Job, launcher: Launcher) -> SpaceSpec:
-    """Return the space without values of knobs that the launcher cannot spell at all, and with each kind of context parallelism: some
-    launch one alone. What a person named stays, and is refused later.
-    """
-    named = {*spec.axes, *spec.fix}
-    idle: Mapping[str, Any] = idle_record(job.gpus)
-    fix = {knob: idle[knob] for knob in KNOBS if knob in launcher.cannot and knob in idle and knob not in named}
-    axes = dict(spec.axes)
-    if {"embedding_layers", "loss_layers"} & set(launcher.cannot) and "pipeline_layout" not in named:
-        fix["pipeline_layout"] = "even"
-    if "recompute_layers" in launcher.cannot and not {"recompute"} & {*named, *fix}:
-        axes["recompute"] = [value for value in default_axes(job)["recompute"] if ":" not in str(value)]
-    if "cp_kind" not in {*named, *fix}:
-        axes["cp_kind"] = list(CP_KINDS)
-    return SpaceSpec(axes=axes, fix={**spec.fix, **fix}, limit=spec.limit)
+    raise SpecError([Problem(where=launcher.name, path="", value="", rule=rule, hint=asked.nothing(result, calibration)), *why])
 
 
 def _placed(asked: Question, found: Mapping[str, Exported]) -> dict[str, Exported]:

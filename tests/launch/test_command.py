@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,9 +22,6 @@ from tuner.launch.site import Site, read_site
 from tuner.launch.slurm_script import job_script, launch_script
 from tuner.launch.template import fill_command, fill_file, values
 from tuner.plan import FULL, Plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE = (
     "it's",
@@ -178,14 +178,14 @@ if os.environ["RANK"] == "0":
 """
 
 
-@pytest.mark.skipif(shutil.which("torchrun") is None, reason="torchrun is not on the path")
 def test_a_trial_runs_the_files_that_its_format_writes_for_the_plan(tmp_path: Path) -> None:
     (tmp_path / "megatron").mkdir()
     (tmp_path / "megatron/pretrain_gpt.py").write_text(_STANDIN)
     text = f"MEGATRON_LM={tmp_path}/megatron MASTER_PORT=0 bash {{trial_dir}}/pretrain.sh --train-iters {{steps}}"
     command = Command(launcher="megatron-lm", export="megatron-lm", command=text)
+    site = Site(environment={"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"})  # torchrun lies beside the interpreter
     asked = trial(tmp_path / "trial", plan=Plan(tp=2, pp=2, sequence_parallel=1))
-    result = ended(CommandRunner(command=command).start(asked))
+    result = ended(CommandRunner(command=command, site=site).start(asked))
     assert (result.end, result.step_s) == ("ok", 0.25), result.reason
     assert "degree 2" in (asked.folder / "log.txt").read_text()
     assert "--pipeline-model-parallel-size 2" in (asked.folder / "pretrain.sh").read_text()

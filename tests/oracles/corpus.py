@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.launch.launchers.plans import spellable_space
 from tuner import presets
 from tuner.cost_model.rules import broken
 from tuner.job import Job
 from tuner.plan import CP_KINDS, FULL, Plan
-from tuner.search.space import build_space
+from tuner.search.space import RUNTIME, SpaceSpec, build_space
+from tuner.spelling import spellable
 
 if TYPE_CHECKING:
     from tuner.launch.launchers.launcher import Launcher, Written
@@ -102,7 +102,8 @@ def cases(launcher: Launcher, each: int, seed: int) -> list[Case]:
 
 
 def _passed(job: Job, launcher: Launcher, count: int, random: np.random.Generator) -> list[Plan]:
-    space = build_space(job, spellable_space(job, frozenset(launcher.cannot)), most_plans=10**9)
+    spec = SpaceSpec(axes={knob: [0, 1] for knob in RUNTIME if knob not in launcher.cannot})
+    space = build_space(job, spellable(spec, job, launcher.cannot), most_plans=10**9)
     found: list[Plan] = []
     while len(found) < count:
         indices = random.integers(0, space.size, 4000)

@@ -17,6 +17,7 @@ from tests.launch.launchers.jobs import JOBS, exported
 from tests.oracles.environments import Missing, python_of
 from tests.oracles.processes import judged
 from tests.slurm.cluster import slurm
+from tuner import presets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -64,8 +65,9 @@ def _deepspeed() -> Iterator[tuple[dict[str, Any], bool]]:
 
 def _maxtext() -> Iterator[tuple[dict[str, Any], bool]]:
     for job, text in _texts("maxtext", "train.yml"):
-        yield {"name": job, "text": text, "arguments": []}, True
-        yield {"name": f"{job}, an unknown key", "text": f"{text}\nno_such_key: 1\n", "arguments": []}, False
+        case = {"gpus": presets.cluster(JOBS[job][1]).gpus, "arguments": []}
+        yield case | {"name": job, "text": text}, True
+        yield case | {"name": f"{job}, an unknown key", "text": f"{text}\nno_such_key: 1\n"}, False
 
 
 def _sky() -> Iterator[tuple[dict[str, Any], bool]]:

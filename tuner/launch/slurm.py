@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tuner.cluster import nodes_of
 from tuner.errors import InfrastructureError
 from tuner.files import write
 from tuner.launch import slurm_queue, supervised
@@ -28,7 +29,6 @@ from tuner.launch.slurm_script import (
     job_name,
     job_script,
     launch_script,
-    nodes_of,
     sbatch_options,
     trial_task,
 )
@@ -212,7 +212,7 @@ class SlurmRunner:
         return SlurmJob(trial, job, self._launcher, self.site.queue_s, self.linger_s, self.every_s)
 
     def _step(self, trial: Trial, task: str, per: str) -> supervised.Supervised:
-        nodes = self._free_nodes(nodes_of(trial), trial.exclude)
+        nodes = self._free_nodes(nodes_of(trial.job.cluster, "slurm").count, trial.exclude)
         options = (f"--jobid={self.allocation}", "--overlap")
         scripts = {LAUNCH: launch_script(self.site, trial, per, options, nodes), TASK: task}
         orders = self._orders(trial, per, cleanup=cancel_steps(trial, self.allocation), nodes=nodes)

@@ -7,6 +7,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING
 
+from tuner.cluster import Nodes, nodes_of
 from tuner.errors import one_problem
 from tuner.launch.local import torchrun
 from tuner.launch.script import TASK, task_script
@@ -41,22 +42,13 @@ def job_name(trial: Trial) -> str:
     return "tuner-" + hashlib.sha256(str(trial.folder.absolute()).encode()).hexdigest()[:20]
 
 
-def nodes_of(trial: Trial) -> int:
-    """Return how many nodes a trial takes."""
-    return math.ceil(trial.job.gpus / trial.job.cluster.gpus_per_node)
-
-
-def gpus_per_node(trial: Trial) -> int:
-    """Return how many accelerators it takes of each. Raises SpecError where they do not spread evenly."""
-    nodes, gpus = nodes_of(trial), trial.job.gpus
-    if gpus % nodes:
-        raise one_problem("slurm", "gpus", gpus, f"do not spread evenly over {nodes} nodes of {trial.job.cluster.gpus_per_node}")
-    return gpus // nodes
+def _nodes(trial: Trial) -> Nodes:
+    return nodes_of(trial.job.cluster, "slurm")
 
 
 def place_options(site: Site, trial: Trial) -> list[str]:
     """Return the options of sbatch and srun that say how many nodes and accelerators a trial takes."""
-    return places(site, nodes_of(trial), gpus_per_node(trial))
+    return places(site, _nodes(trial).count, _nodes(trial).each)
 
 
 def places(site: Site, nodes: int, each: int) -> list[str]:
@@ -85,7 +77,7 @@ def sbatch_options(site: Site, trial: Trial, per: str, exclude: Sequence[str]) -
 
 
 def _tasks(trial: Trial, per: str) -> int:
-    return gpus_per_node(trial) if per == "gpu" else 1
+    return _nodes(trial).each if per == "gpu" else 1
 
 
 def job_script(site: Site, trial: Trial, ticket: str) -> str:
@@ -122,7 +114,11 @@ def launch_script(site: Site, trial: Trial, per: str, step: Sequence[str], nodes
     if per == "job":
         return "\n".join([*lines, f"exec bash {task}"]) + "\n"
     each = _tasks(trial, per)
-    options = [f"--job-name={job_name(trial)}", *place_options(site, trial), f"--ntasks={each * nodes_of(trial)}"]
+    options = [
+        f"--job-name={job_name(trial)}",
+        *place_options(site, trial),
+        f"--ntasks={each * nodes_of(trial.job.cluster, 'slurm').count}",
+    ]
     options += [f"--ntasks-per-node={each}", "--kill-on-bad-exit=1"]
     options += [*(["--nodelist=" + ",".join(nodes)] if nodes else []), *step, *_container(site, trial)]
     return "\n".join([*lines, f"exec srun {shlex.join(options)} bash {task}"]) + "\n"
@@ -133,9 +129,11 @@ def trial_task(site: Site, trial: Trial, command: Command | None, module: str) -
     free = [] if site.container else [_free(site)]
     if command is not None:
         return command.task(trial, site, "slurm", before=tuple(free) if command.per == "node" else ()), command.per
-    here = f"--nnodes={nodes_of(trial)} --nproc-per-node={gpus_per_node(trial)}"
+    here = f"--nnodes={nodes_of(trial.job.cluster, 'slurm').count} --nproc-per-node={nodes_of(trial.job.cluster, 'slurm').each}"
     place = (
-        '--node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"' if nodes_of(trial) > 1 else "--standalone"
+        '--node-rank="$SLURM_NODEID" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT"'
+        if _nodes(trial).count > 1
+        else "--standalone"
     )
     body = torchrun(site, module, str(trial.folder.absolute()), f"{here} {place}")
     return task_script(site, str(ROOT), [body], before=free), "node"

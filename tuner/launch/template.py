@@ -8,6 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.cluster import nodes_of
 from tuner.errors import Problem, SpecError, nearest
 from tuner.plan import FULL
 from tuner.plan_text import plan_record
@@ -42,8 +43,9 @@ def values(trial: Trial) -> dict[str, Any]:
     job, plan = trial.job, trial.plan
     folder = trial.folder.absolute()
     full = bool(int(plan.recompute) & FULL)
+    nodes = nodes_of(job.cluster, "command")
     facts = {
-        "gpus": job.gpus, "nodes": -(-job.gpus // job.cluster.gpus_per_node), "gpus_per_node": min(job.gpus, job.cluster.gpus_per_node),
+        "gpus": job.gpus, "nodes": nodes.count, "gpus_per_node": nodes.each,
         "trial_dir": str(folder), "plan_file": str(folder / PLAN), "steps": trial.steps, "warmup": trial.warmup, "number": trial.number,
         "seq_len": job.seq_len, "global_batch": job.global_batch, "precision": job.precision, "model": job.model.name,
         "microbatches": trial.microbatches or int(plan.microbatches(job.gpus, job.global_batch)), "interleaved": int(plan.vpp) > 1,

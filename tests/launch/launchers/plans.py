@@ -10,9 +10,8 @@ import numpy as np
 from tuner import presets
 from tuner.job import Job
 from tuner.plan import Plan
-from tuner.plan_text import idle_record
-from tuner.search.axes import default_axes
-from tuner.search.space import AXES, SpaceSpec, build_space
+from tuner.search.space import RUNTIME, SpaceSpec, build_space
+from tuner.spelling import spellable
 
 if TYPE_CHECKING:
     from tuner.launch.launchers.launcher import Launcher
@@ -33,29 +32,14 @@ def job_of(framework: str, model: str = "llama3-70b") -> Job:
     )
 
 
-SWITCHES = ("tp_overlap", "dp_overlap", "ep_overlap", "cuda_graphs")
-
-
-def spellable_space(job: Job, cannot: frozenset[str]) -> SpaceSpec:
-    """Return the space without values of knobs that a launcher says it cannot spell, so that more of the sampled plans can be written."""
-    axes: dict[str, list[str | int]] = {knob: [0, 1] for knob in SWITCHES if knob not in cannot}
-    fix: dict[str, str | int] = {knob: value for knob, value in idle_record(job.gpus).items() if knob in cannot and knob in AXES}
-    if "cp_kind" not in cannot:
-        axes["cp_kind"] = ["p2p", "all_gather", "a2a"]
-    if cannot & {"embedding_layers", "loss_layers"}:
-        fix["pipeline_layout"] = "even"
-    if "recompute_layers" in cannot and "recompute" not in cannot:
-        axes["recompute"] = [value for value in default_axes(job)["recompute"] if ":" not in str(value)]
-    return SpaceSpec(axes=axes, fix=fix)
-
-
 @cache
 def legal_plans(
     framework: str, model: str = "llama3-70b", count: int = 60, seed: int = 0, cannot: frozenset[str] | None = None
 ) -> tuple[Plan, ...]:
     """Return random legal plans of the job's whole space, runtime knobs included; cannot: knobs that are to stay idle."""
     job = job_of(framework, model)
-    spec = SpaceSpec(axes={knob: [0, 1] for knob in SWITCHES}) if cannot is None else spellable_space(job, cannot)
+    spec = SpaceSpec(axes={knob: [0, 1] for knob in RUNTIME if knob not in (cannot or ())})
+    spec = spec if cannot is None else spellable(spec, job, cannot)
     space = build_space(job, spec, most_plans=10**9)
     random = np.random.default_rng(seed)
     found: list[Plan] = []

@@ -15,11 +15,14 @@ from maxtext.configs import pyconfig
 
 
 def judge(case: dict[str, Any]) -> str:
-    """Raise what MaxText raises. skip_jax_distributed_system and log_config are for a run without devices."""
+    """Raise what MaxText raises. The last words are for a run without devices: internal_compile is its own way to count those of another
+    machine.
+    """
+    devices = ["internal_compile=true", f"internal_compile_num_devices={case['gpus']}", "skip_jax_distributed_system=true"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yml"
         path.write_text(case["text"])
-        pyconfig.initialize(["train", str(path), *case["arguments"], "skip_jax_distributed_system=true", "log_config=false"])
+        pyconfig.initialize(["train", str(path), *case["arguments"], *devices, "log_config=false"])
     return ""
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tuner.cluster import nodes_of
 from tuner.errors import Problem, SpecError
 from tuner.hf_config import read_hf_config
 from tuner.launch.launchers.hf.model import HfModel, checked_model
 from tuner.launch.launchers.hf.train_scripts import ACCELERATE as TRAIN
-from tuner.launch.launchers.hf.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script, spread
+from tuner.launch.launchers.hf.trainer_line import LAUNCH, MODEL, SCRIPT, arguments_of, is_launch, read_line, script
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, merged, refused, unspelled
 from tuner.launch.launchers.tables.vocabulary import Key, spelled, truth, understood, whole
 from tuner.launch.launchers.texts.documents import from_yaml, mapping, nested
@@ -280,7 +281,7 @@ def _settings(job: Job, plan: Plan, model: HfModel) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "kind": _FSDP if plan.zero else _DDP if job.gpus > 1 else _ONE,
         "precision": job.precision,
-        "nodes": spread(job, "accelerate")[0],
+        "nodes": nodes_of(job.cluster, "accelerate").count,
         "gpus": job.gpus,
         "micro_batch": int(plan.micro_batch),
         "accumulation": int(plan.microbatches(job.gpus, job.global_batch)),

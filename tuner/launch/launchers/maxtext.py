@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tuner.cluster import nodes_of
 from tuner.launch.launchers.launcher import DERIVED, Found, Launcher, Written, refuse_unspelled
 from tuner.launch.launchers.max import reading as max_reading
 from tuner.launch.launchers.max.keys import AXES, KEYS, LATENCY_HIDING, NAME, OFFLOADED, POLICIES, PROJECTIONS, QUANTISED, TENSORS, modules
 from tuner.launch.launchers.tables.vocabulary import refusal, spelled
-from tuner.launch.launchers.texts.scripts import exported, header, nodes_of
+from tuner.launch.launchers.texts.scripts import exported, header
 from tuner.plan import CP_KINDS, FULL, OFFLOADS
 from tuner.plan_text import recompute_text
 
@@ -292,7 +293,7 @@ def _architecture(model: Model, decoder: str) -> dict[str, Any]:
 
 
 def _script(job: Job, plan: Plan) -> str:
-    nodes, _ = nodes_of(job)
+    nodes = nodes_of(job.cluster, NAME).count
     shared = int(plan.dp(job.gpus)) * int(plan.cp) > 1
     hidden = "true" if plan.dp_overlap or not shared else "false"
     variables = [

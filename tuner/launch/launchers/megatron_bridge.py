@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tuner.cluster import nodes_of
 from tuner.errors import one_problem
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled
 from tuner.launch.launchers.megatron import core as megatron_core
@@ -92,8 +93,8 @@ class MegatronBridge:
         arrays = {f"{group.upper()}_OVERRIDES": overrides for group, overrides in lines.items() if overrides}
         text = _SCRIPT.format(
             environment="\n".join(environment_lines(job, plan)),
-            per_node=min(job.cluster.gpus_per_node, job.gpus),
-            nodes=-(-job.gpus // job.cluster.gpus_per_node),
+            per_node=nodes_of(job.cluster, NAME).each,
+            nodes=nodes_of(job.cluster, NAME).count,
             arrays="\n".join(_array(title, words) for title, words in arrays.items()),
             use=" \\\n    ".join(f'"${{{title}[@]}}"' for title in arrays),
         )

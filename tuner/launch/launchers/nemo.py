@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tuner.cluster import nodes_of
 from tuner.errors import one_problem
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled
 from tuner.launch.launchers.megatron import core as megatron_core
@@ -91,8 +92,8 @@ class Nemo:
         text = _program(job, plan, settings)
         script = _SCRIPT.format(
             environment="\n".join(environment_lines(job, plan)),
-            per_node=min(job.cluster.gpus_per_node, job.gpus),
-            nodes=-(-job.gpus // job.cluster.gpus_per_node),
+            per_node=nodes_of(job.cluster, NAME).each,
+            nodes=nodes_of(job.cluster, NAME).count,
         )
         notes = [megatron_core.checkpoint_note(plan), f"the number of nodes and GPUs stands in {FILE} and in {SCRIPT}: change both"]
         if job.model.moe:
@@ -261,8 +262,8 @@ def _program(job: Job, plan: Plan, settings: Mapping[str, Any]) -> str:
         data=_arguments(parts[DATA]),
         vocab=job.model.vocab,
         optimizer=_arguments(parts[OPTIMIZER]),
-        per_node=min(job.cluster.gpus_per_node, job.gpus),
-        nodes=-(-job.gpus // job.cluster.gpus_per_node),
+        per_node=nodes_of(job.cluster, NAME).each,
+        nodes=nodes_of(job.cluster, NAME).count,
         steps=megatron_core.STEPS,
         half="bf16" if job.precision != "fp16" else "fp16",
         dtype="bfloat16" if job.precision != "fp16" else "half",

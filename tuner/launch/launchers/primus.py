@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tuner import presets
+from tuner.cluster import nodes_of
 from tuner.errors import Problem, SpecError, one_problem
 from tuner.launch.launchers.launcher import Found, Launcher, Unknown, Written, refuse_unspelled
 from tuner.launch.launchers.megatron import core as megatron_core
@@ -104,8 +105,8 @@ class Primus:
         }
         text = "# Written by tuner for Primus with the Megatron backend: a few steps on made-up data.\n"
         script = _LAUNCH.format(
-            nodes=-(-job.gpus // job.cluster.gpus_per_node),
-            per_node=min(job.cluster.gpus_per_node, job.gpus),
+            nodes=nodes_of(job.cluster, NAME).count,
+            per_node=nodes_of(job.cluster, NAME).each,
             environment="\n".join(_environment(job, plan)),
         )
         notes = [megatron_core.checkpoint_note(plan)]

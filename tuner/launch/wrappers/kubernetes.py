@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tuner.cluster import Nodes, nodes_of
 from tuner.errors import one_problem
 from tuner.launch.script import secrets_of
-from tuner.launch.wrappers.wrapper import NODE, PORT, Nodes, added, label, node_script, nodes_of
+from tuner.launch.wrappers.wrapper import NODE, PORT, added, label, node_script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ def wrap(job: Job, written: Written, site: Site, name: str) -> Written:
     """Return files.yaml, jobset.yaml and pytorchjob.yaml. Raises SpecError without an image, or for files that are too large."""
     if site.container is None:
         raise one_problem(NAME, "container.image", None, "is missing: pods run an image", "--site FILE with container: {image: ...}")
-    nodes, named = nodes_of(job, NAME), label(name)
+    nodes, named = nodes_of(job.cluster, NAME), label(name)
     files = {**written.files, NODE: node_script(job, written, site, NAME)}
     if sum(len(text.encode()) for text in files.values()) > _LARGEST:
         raise one_problem(NAME, "", None, f"the files are larger than the {_LARGEST:,} bytes of a ConfigMap", "another wrapper")

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tuner.cluster import nodes_of
 from tuner.errors import one_problem
 from tuner.launch.script import secrets_of
-from tuner.launch.wrappers.wrapper import NODE, added, label, node_script, nodes_of
+from tuner.launch.wrappers.wrapper import NODE, added, label, node_script
 
 if TYPE_CHECKING:
     from tuner.job import Job
@@ -39,7 +40,7 @@ bash {NODE}
 
 def wrap(job: Job, written: Written, site: Site, name: str) -> Written:
     """Return skypilot.yaml and node.sh. Raises SpecError for an accelerator that its catalog has no name for."""
-    nodes, gpu = nodes_of(job, NAME), job.cluster.gpu.name
+    nodes, gpu = nodes_of(job.cluster, NAME), job.cluster.gpu.name
     if gpu not in ACCELERATORS:
         known = ", ".join(ACCELERATORS)
         raise one_problem(NAME, "gpu", gpu, "has no name in SkyPilot's catalog that is known here", f"known: {known}; or another wrapper")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tuner.cluster import nodes_of
 from tuner.errors import Problem, SpecError
 from tuner.launch.slurm_script import ADDRESS, places
-from tuner.launch.wrappers.wrapper import NODE, added, label, node_script, nodes_of, quoted
+from tuner.launch.wrappers.wrapper import NODE, added, label, node_script, quoted
 
 if TYPE_CHECKING:
     from tuner.job import Job
@@ -21,7 +22,7 @@ _PLAIN = re.compile(r"--[a-z][a-z-]*(=[A-Za-z0-9_.,:/@%+=*&|()\[\]-]+)?")
 
 def wrap(job: Job, written: Written, site: Site, name: str) -> Written:
     """Return job.sbatch and node.sh. Raises SpecError for a setting of the site that a batch script's header cannot hold."""
-    nodes = nodes_of(job, NAME)
+    nodes = nodes_of(job.cluster, NAME)
     named = {key: getattr(site, key) for key in ("account", "partition", "qos", "constraint", "reservation")}
     options = [f"--job-name={label(name)}", *places(site, nodes.count, nodes.each), "--ntasks-per-node=1", "--output=slurm-%j.log"]
     options += ["--requeue" if site.requeue else "--no-requeue", *(f"--{key}={value}" for key, value in named.items() if value)]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from tuner.cluster import nodes_of
 from tuner.errors import Problem, SpecError, nearest, one_problem
 from tuner.launch.launchers.launcher import Written
 from tuner.launch.script import command_of, needed, secrets_of, task_script
@@ -41,14 +42,6 @@ class Wrap(Protocol):
         """Return the files that start `written`, with their start, programs and notes. name: of the job there. Raises SpecError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """How many nodes a job takes, and how many accelerators of each."""
-
-    count: int
-    each: int
-
-
 def wrapper(name: str) -> Wrap:
     """Return the wrapper of this name. Raises SpecError."""
     if name not in BUILT_IN:
@@ -57,17 +50,9 @@ def wrapper(name: str) -> Wrap:
     return found
 
 
-def nodes_of(job: Job, where: str) -> Nodes:
-    """Return the nodes of a job. Raises SpecError where its accelerators do not spread evenly."""
-    count = -(-job.gpus // job.cluster.gpus_per_node)
-    if job.gpus % count:
-        raise one_problem(where, "gpus", job.gpus, f"do not spread evenly over {count} nodes of {job.cluster.gpus_per_node}")
-    return Nodes(count=count, each=job.gpus // count)
-
-
 def node_script(job: Job, written: Written, site: Site, where: str) -> str:
     """Return node.sh: the site's settings, this node's place, and the launch. Secret variables must be in its environment."""
-    nodes = nodes_of(job, where)
+    nodes = nodes_of(job.cluster, where)
     place = [
         f"export NNODES=${{NNODES:-{nodes.count}}}",
         f"export GPUS_PER_NODE=${{GPUS_PER_NODE:-{nodes.each}}}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.errors import one_problem
+from tuner.cluster import nodes_of
 from tuner.launch.launchers.launcher import Unknown
 from tuner.launch.launchers.tables.vocabulary import SHOWN, Key, Told, truth, understood, whole
 from tuner.launch.launchers.texts.launch_line import flags_of, launches
@@ -88,25 +88,17 @@ def arguments_of(settings: Mapping[str, Any], names: Iterable[str]) -> list[str]
     return words
 
 
-def spread(job: Job, where: str) -> tuple[int, int]:
-    """Return nodes, and GPUs of each. Raises SpecError where they do not spread evenly."""
-    nodes = -(-job.gpus // job.cluster.gpus_per_node)
-    if job.gpus % nodes:
-        raise one_problem(where, "gpus", job.gpus, f"do not spread evenly over {nodes} nodes of {job.cluster.gpus_per_node}")
-    return nodes, job.gpus // nodes
-
-
 def script(job: Job, framework: str, exports: Iterable[str], command: Iterable[str]) -> str:
     """Return launch.sh. exports: lines of shell with their reasons; command: its lines, of which all but the last are continued."""
-    nodes, each = spread(job, framework)
+    nodes = nodes_of(job.cluster, framework)
     what = f"{job.model.name}, {job.gpus} GPUs, {framework}".replace("\n", " ")
     lines = [
         "#!/bin/bash",
         f"# Written by tuner: {what}. Run it once on each node; a scheduler sets the variables.",
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
-        f"NNODES=${{NNODES:-{nodes}}}",
-        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{each}}}",
+        f"NNODES=${{NNODES:-{nodes.count}}}",
+        f"GPUS_PER_NODE=${{GPUS_PER_NODE:-{nodes.each}}}",
         "NODE_RANK=${NODE_RANK:-0}",
         "MASTER_ADDR=${MASTER_ADDR:-localhost}",
         "MASTER_PORT=${MASTER_PORT:-29500}",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import TYPE_CHECKING
 
+from tuner.cluster import nodes_of
 from tuner.launch.launchers.texts.overrides import VERSION_LINE
 
 if TYPE_CHECKING:
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
 TORCHRUN = frozenset({"nnodes", "nproc_per_node"})
 EXPANDABLE = "fragmentation does not turn a plan that fits into one that does not"
-
-
-def nodes_of(job: Job) -> tuple[int, int]:
-    """Return (nodes, processes a node): full nodes where the GPUs fill them, else the largest equal share."""
-    each = math.gcd(job.gpus, job.cluster.gpus_per_node)
-    return job.gpus // each, each
 
 
 def header(job: Job, what: str) -> list[str]:
@@ -43,13 +37,13 @@ def torchrun_script(
     """Return a script that starts torchrun on each node. before: lines run first; command: words behind torchrun's own, a line each,
     quoted by the caller where they come from a specification; version: remembered in a comment that is read back.
     """
-    nodes, each = nodes_of(job)
+    nodes = nodes_of(job.cluster, what)
     lines = [
         *header(job, what),
         *([f"{VERSION_LINE} {version}"] if version else []),
         'here="$(cd "$(dirname "$0")" && pwd)"',
-        f'NNODES="${{NNODES:-{nodes}}}"',
-        f'NPROC_PER_NODE="${{NPROC_PER_NODE:-{each}}}"',
+        f'NNODES="${{NNODES:-{nodes.count}}}"',
+        f'NPROC_PER_NODE="${{NPROC_PER_NODE:-{nodes.each}}}"',
         *exported(variables),
         *before,
         'exec torchrun --nnodes "$NNODES" --nproc-per-node "$NPROC_PER_NODE" \\',
