@@ -67,6 +67,8 @@ class Framework(Spec):
     scattered_sends: whether tensor-parallel ranks send a tp-th of a replicated activation to the next stage and gather it there,
     rather than all of it each (None as well). deduplicated_dispatch: whether a token goes once to each rank (and node) of its
     experts (DeepEP, HybridEP), rather than once for each expert (None as well).
+    forwards_first: whether a pipeline runs the forwards of all micro batches before the first backward, whatever its schedule is called
+    (None: no).
     fused_softmax: whether unfused attention has scale, mask and softmax in one 16-bit kernel (None as well) or in fp32 steps.
     fused_attention_since: the year from which its attention is a fused kernel (None: as far back as it matters);
     gpt_dropout: whether it trains GPT-style models (learned positions, plain MLP) with dropout unless told otherwise (None: no);
@@ -103,6 +105,7 @@ class Framework(Spec):
     pipeline_balance: Sourced[Literal["layers", "cost", "parameters"]] | None = None
     fused_activation: Sourced[bool] | None = None
     scattered_sends: Sourced[bool] | None = None
+    forwards_first: Sourced[bool] | None = None
     deduplicated_dispatch: Sourced[bool] | None = None
     fused_softmax: Sourced[bool] | None = None
     fused_attention_since: Sourced[int] | None = None

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.jobs import calibration_of, gpt, gpt_job, moe_job
+from tuner import presets
 from tuner.cost_model.pipeline import all_stages_seconds, bubble_seconds, in_flight, pieces, stage_layers, stage_time
 from tuner.plan import SCHEDULES, Plan
 
@@ -39,19 +40,19 @@ def test_leading_dense_layers_lie_in_front(pp: int) -> None:
 
 
 def test_in_flight_of_1f1b_by_hand() -> None:
-    assert [float(in_flight(Plan(pp=4), 16, s)) for s in range(4)] == [4, 3, 2, 1]
-    assert [float(in_flight(Plan(pp=4), 2, s)) for s in range(4)] == [2, 2, 2, 1]
+    assert [float(in_flight(gpt_job(), Plan(pp=4), 16, s)) for s in range(4)] == [4, 3, 2, 1]
+    assert [float(in_flight(gpt_job(), Plan(pp=4), 2, s)) for s in range(4)] == [2, 2, 2, 1]
 
 
 def test_in_flight_of_interleaving_is_that_of_the_paper() -> None:
     """The first stage keeps 1 + (p - 1) / (p v) of a model's layers (Korthikanti 2022, section 4.2.3): p times that in micro batches."""
     p, v = 8, 3
-    assert float(in_flight(Plan(pp=p, vpp=v), 64, 0)) == pytest.approx(p * (1 + (p - 1) / (p * v)))
+    assert float(in_flight(gpt_job(), Plan(pp=p, vpp=v), 64, 0)) == pytest.approx(p * (1 + (p - 1) / (p * v)))
 
 
 def test_in_flight_of_other_schedules() -> None:
-    assert float(in_flight(Plan(pp=4, schedule=SCHEDULES["gpipe"]), 16, 0)) == 16
-    assert float(in_flight(Plan(pp=4, schedule=SCHEDULES["zb-2p"]), 16, 0)) == 7
+    assert float(in_flight(gpt_job(), Plan(pp=4, schedule=SCHEDULES["gpipe"]), 16, 0)) == 16
+    assert float(in_flight(gpt_job(), Plan(pp=4, schedule=SCHEDULES["zb-2p"]), 16, 0)) == 7
 
 
 @pytest.mark.parametrize("vpp", [1, 2, 4])
@@ -102,3 +103,10 @@ def test_the_ends_of_a_pipeline_pass_on_less(vpp: int) -> None:
     sends = [float(stage_time(job, plan, part, calibration, stage).sends) for stage in (0, 3, 7)]
     hidden = 1.0 if vpp == 1 else 1 - calibration["pp_overlap_fraction"]
     assert [s / float(part.send) / hidden for s in sends] == pytest.approx([2 * vpp - 1, 2 * vpp, 2 * vpp - 1])
+
+
+def test_a_framework_that_runs_all_forwards_first_keeps_all_micro_batches() -> None:
+    """16 of them on each of 4 stages, in chunks too; without a pipeline one at a time."""
+    job = gpt_job(framework=presets.framework("maxtext"))
+    assert [float(in_flight(job, Plan(pp=4), 16, s)) for s in range(4)] == [16] * 4
+    assert float(in_flight(job, Plan(pp=4, vpp=2), 16, 0)) == 16 and float(in_flight(job, Plan(), 16, 0)) == 1

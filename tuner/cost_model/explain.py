@@ -117,7 +117,7 @@ def stages(job: Job, plan: Plan, calibration: Calibration) -> tuple[Stage, ...]:
                 backward_s=float(time.backward),
                 recompute_s=float(time.recompute),
                 sends_s=float(time.sends),
-                in_flight=float(in_flight(plan, microbatches, index)),
+                in_flight=float(in_flight(job, plan, microbatches, index)),
                 memory_bytes=float(memory.device),
                 memory=_terms(memory),
             )
@@ -136,7 +136,7 @@ def does_not_fit(job: Job, plan: Plan, calibration: Calibration, result: Estimat
         return f"stage {worst} offloads {host / 1e9:.1f} GB to the host, where {has / 1e9:.0f} GB are counted for each accelerator"
     terms = _terms(memory)
     largest = max(terms, key=lambda t: t.value)
-    flights = float(in_flight(plan, plan.microbatches(job.gpus, job.global_batch), worst))
+    flights = float(in_flight(job, plan, plan.microbatches(job.gpus, job.global_batch), worst))
     detail = f" = {flights:.3g} in flight" if largest.name == "activations" else ""
     capacity = job.cluster.gpu.memory.value
     return (

@@ -165,7 +165,7 @@ def _activations(
     full = fully_recomputed(plan)
     of_stage = np.where(full, whole * (1.0 - share) + redone * inputs, whole)
     offloaded = plan.offload & OFFLOADS["activations"] > 0
-    flights = in_flight(plan, microbatches, stage)
+    flights = in_flight(job, plan, microbatches, stage)
     least = np.maximum(np.minimum(of_stage, 2.0 * largest), of_stage - room / np.maximum(flights, 1.0))
     near = np.where(offloaded, least, of_stage)
     mask = (stage == 0) * (inputs / E) if job.model.dropout else 0.0

@@ -74,13 +74,15 @@ def stages_to_watch(job: Job, plan: Plan) -> Ints:
     return column.reshape(len(column), *(1,) * (len(plan.shape) + 1 - column.ndim), *column.shape[1:])
 
 
-def in_flight(plan: Plan, microbatches: Ints, stage: Ints) -> Floats:
+def in_flight(job: Job, plan: Plan, microbatches: Ints, stage: Ints) -> Floats:
     """Return how many micro batches' activations of all its layers stage s keeps at its peak.
 
-    1F1B and ZB-1p: min(m, p - s). Interleaved: min(m v, 2 (p - 1 - s) + (v - 1) p + 1) chunks of 1 / v of its layers.
-    ZB-2p: min(m, 2 (p - s) - 1). GPipe: m. Source: Narayanan 2021 (2104.04473) section 2.2, Megatron-LM schedules.py
-    (warm-up count), Qi 2023 (2401.10241) section 3.
+    All m where the framework runs all forwards first (differentiating a loop over micro batches does). Else, 1F1B and ZB-1p:
+    min(m, p - s). Interleaved: min(m v, 2 (p - 1 - s) + (v - 1) p + 1) chunks of 1 / v of its layers. ZB-2p: min(m, 2 (p - s) - 1).
+    GPipe: m. Source: Narayanan 2021 (2104.04473) section 2.2, Megatron-LM schedules.py (warm-up count), Qi 2023 (2401.10241) section 3.
     """
+    if says(job.framework.forwards_first, False):
+        return 1.0 * np.where(plan.pp > 1, microbatches, 1) + 0.0 * stage
     plain = np.minimum(microbatches, plan.pp - stage)
     chunks = np.minimum(microbatches * plan.vpp, 2 * (plan.pp - 1 - stage) + (plan.vpp - 1) * plan.pp + 1)
     doubled = np.minimum(microbatches, 2 * (plan.pp - stage) - 1)

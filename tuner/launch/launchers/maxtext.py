@@ -94,7 +94,7 @@ class MaxText:
             **spelled(KEYS, settings),
         }
         files = {CONFIG: yaml.safe_dump(document, sort_keys=False, allow_unicode=True), SCRIPT: _script(job, plan)}
-        return Written(files=files, programs=(SCRIPT,), start=f"./{SCRIPT}", notes=_notes(job, plan))
+        return Written(files=files, programs=(SCRIPT,), start=f"./{SCRIPT}", notes=_notes(job))
 
     def reads(self, name: str, text: str) -> bool:
         """Whether the file is a MaxText configuration or a script that starts MaxText."""
@@ -314,14 +314,12 @@ def _script(job: Job, plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _notes(job: Job, plan: Plan) -> tuple[str, ...]:
+def _notes(job: Job) -> tuple[str, ...]:
     domain = job.cluster.domains[0]
     notes = [
         "checkpoints are Orbax: MaxText restores one that was written on another mesh and reshards it",
         f"ici_ axes fill the {domain.name} domain of {min(job.cluster.sizes[0], job.gpus)} GPUs; dcn_ axes are between domains",
     ]
-    if plan.pp > 1:
-        notes.append("the pipeline runs all forwards before the backwards: it keeps more activations than the priced 1F1B")
     if job.ramp_up:
         notes.append("the batch ramp-up is not written: MaxText's own keys count sequences a device (enable_rampup_batch_size)")
     return tuple(notes)
