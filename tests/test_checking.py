@@ -19,7 +19,7 @@ from tuner.accuracy.fields import row_of
 from tuner.accuracy.knobs import plan_of
 from tuner.accuracy.rows import job_of as row_job
 from tuner.accuracy.rows import source_year
-from tuner.checking import CheckAnswer, Checked, read_gap
+from tuner.checking.checked import CheckAnswer, Checked, read_gap
 from tuner.cluster_text import cluster_text
 from tuner.errors import SpecError
 from tuner.launch.launchers.launcher import BUILT_IN, Launcher, launchers, open_launcher

@@ -30,14 +30,12 @@ LEVELS: tuple[tuple[str, float], ...] = (
     ("tuner.explained", 9.2), ("tuner.found", 9.2), ("tuner.shelf", 9.2), ("tuner.health", 9.3), ("tuner.searching", 9.3),
     ("tuner.measuring", 9.3), ("tuner.logged", 9.2), ("tuner.profiling", 9.25),
     ("tuner.failing", 9.1), ("tuner.fallback", 9.15), ("tuner.domains", 9.2), ("tuner.goodput", 9.3),
-    ("tuner.forks", 9.1), ("tuner.script_links", 9), ("tuner.launch_files", 9.1), ("tuner.alike", 9.05), ("tuner.launch_rules", 9.1),
-    ("tuner.certainty", 9.15), ("tuner.request_files", 9.1),
-    ("tuner.importing", 9.2), ("tuner.patching", 9.25), ("tuner.better", 9.3), ("tuner.checking", 9.35),
+    ("tuner.checking", 9.35),
     ("tuner.workflow", 9.4), ("tuner.report", 10), ("tuner.cli", 11), ("tuner", 12),
 )  # fmt: skip
 WHOLE = (
     "tuner.cost_model.rules", "tuner.cost_model.fit", "tuner.hf_config", "tuner.search",
-    "tuner.launch", "tuner.accuracy", "tuner.patching", "tuner.profiling", "tuner.report", "tuner.cli",
+    "tuner.launch", "tuner.accuracy", "tuner.checking", "tuner.profiling", "tuner.report", "tuner.cli",
 )  # fmt: skip
 OPTUNAS = ("tuner.search.sampler", "tuner.profiling.storage")  # what subclasses Optuna's; imported where a study is run
 ENGINE = ROOT / "tuner/launch/engine"

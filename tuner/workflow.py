@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tuner.accuracy.own import OwnCalibration
     from tuner.accuracy.replay import Strategy
     from tuner.answers import EstimateAnswer
-    from tuner.checking import CheckAnswer
+    from tuner.checking.checked import CheckAnswer
     from tuner.cost_model.calibration import Calibration
     from tuner.explained import ExplainAnswer
     from tuner.exporting import ExportAnswer
@@ -133,7 +133,7 @@ def check(
     format: what every file is taken for; gap: how much slower than the best is too much ("10%"); fix: with the edits that make it the best
     plan. Other arguments are those of the command line, and hold where the files say nothing: model, cluster, gpus, ...
     """
-    from tuner.checking import answer_check
+    from tuner.checking.checked import answer_check
 
     return answer_check(_listed(paths), given, form=str(format or ""), gap=gap, search=not no_search, fix=fix, progress=progress)
 

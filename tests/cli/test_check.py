@@ -15,7 +15,7 @@ import tuner
 from tests.launch.launchers.plans import job_of, plans_of
 from tests.terminal import run
 from tests.test_checking import MEGATRON, lay
-from tuner.checking import CheckAnswer
+from tuner.checking.checked import CheckAnswer
 from tuner.errors import SpecError
 from tuner.launch.launchers.launcher import BUILT_IN, open_launcher
 

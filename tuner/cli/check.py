@@ -11,7 +11,7 @@ from tuner.cli.guard import guarded
 from tuner.cli.options import JobOptions, Show, given, unpacks
 
 if TYPE_CHECKING:
-    from tuner.checking import CheckAnswer
+    from tuner.checking.checked import CheckAnswer
 
 LAUNCHES = "Launches"
 SHORT = "Is a launch script legal, does it fit, how far is it from the best"

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tuner.checking.launch_files import SCRIPTS
+from tuner.checking.patching.diffs import diff_of
+from tuner.checking.patching.documents import yaml_added, yaml_changed
+from tuner.checking.patching.edits import edited as edits
+from tuner.checking.patching.settings import normal, settings_of_all
 from tuner.errors import SpecError
 from tuner.launch.launchers.launcher import used
 from tuner.launch.launchers.megatron import plan as megatron_plan
-from tuner.launch_files import SCRIPTS
 from tuner.load import parse_yaml, read_text
-from tuner.patching.diffs import diff_of
-from tuner.patching.documents import yaml_added, yaml_changed
-from tuner.patching.edits import edited as edits
-from tuner.patching.settings import normal, settings_of_all
 from tuner.plan_defaults import filled
 from tuner.plan_text import KNOBS, parse_knobs, plan_record, split_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tuner.checking.launch_files import LaunchFiles
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Found, Launcher
-    from tuner.launch_files import LaunchFiles
     from tuner.plan import Plan
 
 _FAMILY = frozenset(key for aspect in megatron_plan.PLAN for key in aspect.keys) - {"global_batch_size", "rampup_batch_size"}

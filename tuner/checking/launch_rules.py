@@ -6,8 +6,8 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from tuner.alike import kind_of
 from tuner.answers import Broken
+from tuner.checking.alike import kind_of
 from tuner.plan import RECOMPUTE_MODULES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tuner.alike import counted
+from tuner.checking.alike import counted
 from tuner.errors import SpecError
 from tuner.launch.detection import named_cluster
 from tuner.launch.launchers.launcher import Found

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tuner.patching.settings import ANCHORS, GROUPS, REMOVED
+from tuner.checking.patching.settings import ANCHORS, GROUPS, REMOVED
 
 if TYPE_CHECKING:
-    from tuner.patching.settings import Setting
+    from tuner.checking.patching.settings import Setting
 
 _YAML_KEY = re.compile(r"^(?P<indent> *)(?P<quote>[\"']?)(?P<key>[A-Za-z_][\w.-]{0,120})(?P=quote)(?P<colon>\s*:)(?P<rest>.*)$")
 _SECTION = re.compile(r"^\s*\[([A-Za-z_][\w.-]{0,120})\]\s*(?:#.*)?$")

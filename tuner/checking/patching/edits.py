@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.launch_files import CONFIGS, SCRIPTS
-from tuner.patching.documents import json_changed, python_added, python_changed, toml_added, toml_changed, yaml_added, yaml_changed
-from tuner.patching.scripts import script_added, script_changed
-from tuner.patching.settings import REMOVED, alike, settings_of
+from tuner.checking.launch_files import CONFIGS, SCRIPTS
+from tuner.checking.patching.documents import json_changed, python_added, python_changed, toml_added, toml_changed, yaml_added, yaml_changed
+from tuner.checking.patching.scripts import script_added, script_changed
+from tuner.checking.patching.settings import REMOVED, alike, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tuner.patching.settings import Setting
+    from tuner.checking.patching.settings import Setting
 
 
 def of_plan(key: str, keys: frozenset[str]) -> bool:

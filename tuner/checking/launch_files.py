@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.checking.script_links import FOLDER, LARGEST, MODULE, NAMED, resolved, starters
 from tuner.errors import Problem, SpecError, one_problem
 from tuner.launch.launchers.launcher import launchers
 from tuner.load import parse_yaml, path_of, read_text
-from tuner.script_links import FOLDER, LARGEST, MODULE, NAMED, resolved, starters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

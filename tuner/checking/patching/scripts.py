@@ -6,10 +6,10 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from tuner.patching.settings import ANCHORS, REMOVED, VARIABLE
+from tuner.checking.patching.settings import ANCHORS, REMOVED, VARIABLE
 
 if TYPE_CHECKING:
-    from tuner.patching.settings import Setting
+    from tuner.checking.patching.settings import Setting
 
 _WORD = r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\\()\"';|&<>]+)"
 

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tuner import presets
-from tuner.alike import CORE, with_nodes_of
 from tuner.answers import Broken
+from tuner.checking.alike import CORE, with_nodes_of
 from tuner.cost_model.rules import broken as broken_rules
 from tuner.errors import SpecError
 from tuner.job import Job

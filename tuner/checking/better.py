@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.answers import basis_of, cost_of
+from tuner.checking.patching import version_of
 from tuner.cost_model.estimate import estimate as evaluate
 from tuner.errors import SpecError
-from tuner.patching import version_of
 from tuner.plan_text import plan_record
 from tuner.search.space import RUNTIME
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import presets
-from tuner.alike import SHAPE, counted, is_file, kind_of, model_like, with_nodes_of
 from tuner.answers import Broken, broken_by
-from tuner.certainty import certain
+from tuner.checking.alike import SHAPE, counted, is_file, kind_of, model_like, with_nodes_of
+from tuner.checking.certainty import certain
+from tuner.checking.request_files import JOB
 from tuner.cluster import Cluster
 from tuner.errors import Problem, SpecError
 from tuner.job import PEAK_OF, Job, RampUp
@@ -26,7 +27,6 @@ from tuner.model import Model
 from tuner.plan_defaults import filled
 from tuner.plan_text import KNOBS, parse_knobs
 from tuner.request import Request, read_job
-from tuner.request_files import JOB
 from tuner.values import read_ramp_up, whole
 
 if TYPE_CHECKING:

@@ -8,29 +8,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.answers import EstimateAnswer, answer_estimate, job_record, plain
-from tuner.better import Better, better_than
+from tuner.checking.better import Better, better_than
+from tuner.checking.forks import MEGATRON_DEEPSPEED, forked
+from tuner.checking.importing import Imported, imported
+from tuner.checking.launch_files import REQUEST, collect, known_formats
+from tuner.checking.launch_rules import flags_told, with_flags, with_gpu
+from tuner.checking.patching import patch_of
+from tuner.checking.request_files import request_found
 from tuner.cost_model.estimate import estimate as evaluate
 from tuner.cost_model.explain import does_not_fit
 from tuner.cost_model.rules import RULES
 from tuner.errors import Problem, SpecError, nearest, one_problem
-from tuner.forks import MEGATRON_DEEPSPEED, forked
-from tuner.importing import Imported, imported
-from tuner.launch_files import REQUEST, collect, known_formats
-from tuner.launch_rules import flags_told, with_flags, with_gpu
-from tuner.patching import patch_of
 from tuner.plan_text import plan_record
 from tuner.request import JOB_KEYS, read_calibration, read_request
-from tuner.request_files import request_found
 from tuner.values import Problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tuner.answers import Broken
+    from tuner.checking.launch_files import LaunchFiles
+    from tuner.checking.patching import Patch
     from tuner.job import Job
     from tuner.launch.launchers.launcher import Found, Launcher, Unknown
-    from tuner.launch_files import LaunchFiles
-    from tuner.patching import Patch
     from tuner.plan import Plan
     from tuner.request import Request
 
@@ -225,7 +225,7 @@ def answer_check(
 def _defaults(given: Mapping[str, Any]) -> Request:
     """Return the options, each read once so that a wrong one is told by itself and not once a file."""
     from tuner import presets
-    from tuner.alike import counted
+    from tuner.checking.alike import counted
     from tuner.launch.detection import named_cluster
     from tuner.values import whole
 

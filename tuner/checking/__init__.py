@@ -1,0 +1,1 @@
+"""Launch files that people have: found, read as a job and a plan, judged, and mended."""
