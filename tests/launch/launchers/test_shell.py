@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import pytest
@@ -219,3 +220,47 @@ def test_what_is_not_said_takes_only_its_own_word_along() -> None:
     assert [word.text for word in launch.arguments if word.missing] == ["$CKPT", launch.arguments[5].text]
     assert [word.text for word in launch.arguments if not word.missing] == ["--tp", "4", "--load", "--host", "--pp", "2"]
     assert launch.arguments[5].text.endswith(":6000")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'TP=2; A=1; if ! [ "$A" = 1 ]; then TP=4; fi',
+        "TP=2; ! true && TP=4",
+        "TP=2; ! false && TP=4",
+        "TP=2; if ! [ 1 -gt 2 ]; then TP=4; fi",
+        "TP=2; A=a; [[ $A == b && $A == a ]] && TP=4",
+        "TP=2\nusage() {\n TP=4\n}",
+        "TP=2\nfunction usage {\n TP=4\n}",
+        "TP=2\nsetup() {\n TP=4\n}\nsetup",
+        "TP=2\nf() { if true; then { TP=4; }; fi; }\n",
+        'TP=2; P=ab; [ "$P" = "a*" ] && TP=4',
+        'TP=2; P=ab; [[ "$P" == a* ]] && TP=4',
+        'TP=2; P=ab; [[ "$P" == "a*" ]] && TP=4',
+        "TP=2; TP=4 echo hi",
+        "TP=2; (TP=4)",
+        "TP=2; (TP=4; echo $TP); { TP=8; }",
+        "TP=2; while false; do TP=4; done",
+        "TP=2; until true; do TP=4; done",
+        "TP=2; for i in 1; do TP=4; done",
+        "A=4; unset A; TP=${A:-2}",
+        "TP=$((2#100))",
+        "Y=5; TP=$((--Y))",
+        "TP=2; ((TP*=2))",
+        "TP=2; ((TP++))",
+        "TP=2; let TP=4",
+        "TP=2; read TP <<< 8",
+        "TP=2; printf -v TP %d 4",
+        'a=(1 2); a[1]=9; TP=${a[1]}',
+        "TP=2; if ((TP > 1)); then TP=16; fi",
+        "TP=2; if (( (TP+=1) > 2 )); then echo hi; fi",
+    ],
+)  # fmt: skip
+def test_a_value_is_what_bash_makes_of_it_or_is_not_settled(text: str) -> None:
+    """Never another value: what a script does in a way that is not followed is told as such."""
+    script = read_script(f"{text}\ntorchrun train.py --tp $TP\n", "run.sh")
+    (launch,) = launches(script)
+    value = launch.arguments[1]
+    done = subprocess.run(["bash", "-c", f'{text}\nprintf "=%s" "$TP"'], capture_output=True, text=True, check=True)
+    told = {one.name for one in script.unresolved}
+    assert value.text == done.stdout.rpartition("=")[2] or value.missing or "TP" in told, (value, done.stdout)

@@ -12,20 +12,19 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tuner.launch.launchers.texts.shell_commands import PREFIXES, called, changes, plain
 from tuner.launch.launchers.texts.shell_names import Names, Unresolved, Word
 from tuner.launch.launchers.texts.shell_words import Part, tokens
+from tuner.launch.launchers.texts.slurm_headers import count_of, gres_of, headers_of, slurm_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tuner.launch.launchers.texts.shell_words import Token
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w{0,200})(\+?)=")
 _DECLARE = ("export", "declare", "local", "readonly", "typeset")
-_PREFIXES = ("!", "{", "}", "time", "exec", "nohup", "eval", "sudo", "command", "then", "do")
 _CLOSES: Mapping[str, tuple[str, ...]] = {"fi": ("if",), "done": ("while", "until", "for"), "esac": ("case",)}
-_HEADER = re.compile(r"#SBATCH\s{1,20}(--?[A-Za-z][\w-]{0,40})(?:[= ]\s{0,20}(\S{1,200}))?")
-_SHORT = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "-c": "--cpus-per-task"}
 _TESTS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
@@ -33,7 +32,8 @@ _TESTS: Mapping[str, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a script says. commands: those that run (or may run) in order; variables: as they stand at the end; arrays: likewise; headers:
+    """What a script says. commands: those that run (or may run) in order; variables: as they stand at the end, those
+    that are set for a command alone too; arrays: likewise; headers:
     options of #SBATCH lines by their long name; unresolved: what is not known, each name once.
     """
 
@@ -47,57 +47,27 @@ class Script:
     @property
     def nodes(self) -> int | None:
         """Nodes that the #SBATCH lines ask for."""
-        return _count(self.headers.get("--nodes"))
+        return count_of(self.headers.get("--nodes"))
 
     @property
     def gpus_per_node(self) -> int | None:
         """Accelerators of each node that the #SBATCH lines ask for."""
-        return _count(self.headers.get("--gpus-per-node")) or _gres(self.headers.get("--gres"))
+        return count_of(self.headers.get("--gpus-per-node")) or gres_of(self.headers.get("--gres"))
 
 
 def read_script(text: str, where: str) -> Script:
     """Return what a shell script says. Raises SpecError (file, line) for text that cannot be taken apart."""
-    headers = dict(_headers(text))
-    reader = _Reader(Names(where, _slurm_variables(headers)))
-    reader.run(tokens(text, where))
+    headers = dict(headers_of(text))
+    reader = _Reader(Names(where, slurm_variables(headers)))
+    reader.run(list(tokens(text, where)))
     return Script(
         where=where,
         commands=tuple(reader.commands),
-        variables=reader.names.variables,
+        variables={**reader.handed, **reader.names.variables},
         arrays={name: tuple(words) for name, words in reader.names.arrays.items()},
         headers=headers,
         unresolved=tuple(reader.names.unresolved.values()),
     )
-
-
-def _headers(text: str) -> Iterator[tuple[str, Word]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.startswith("#SBATCH") and (found := _HEADER.match(line)):
-            yield _SHORT.get(found[1], found[1]), Word(text=found[2] or "", line=number)
-
-
-def _count(word: Word | None) -> int | None:
-    """Return the number of "8", "h100:8" or "2-2"; None where it is none or a range."""
-    if word is None:
-        return None
-    number = word.text.rsplit(":", 1)[-1]
-    low, _, high = number.partition("-")
-    return int(low) if re.fullmatch(r"\d{1,6}", low) and high in ("", low) and int(low) else None
-
-
-def _gres(word: Word | None) -> int | None:
-    """Return the accelerators of "gpu:8" or "gpu:h100:8,tmpfs:1"."""
-    parts = word.text.split(",") if word else []
-    return next((_count(Word(text=part, line=0)) for part in parts if part.startswith("gpu:")), None)
-
-
-def _slurm_variables(headers: Mapping[str, Word]) -> dict[str, Word]:
-    """Return what Slurm sets in a job with these headers."""
-    nodes, gpus = headers.get("--nodes"), _count(headers.get("--gpus-per-node")) or _gres(headers.get("--gres"))
-    tasks = headers.get("--ntasks-per-node")
-    told = {"SLURM_NNODES": _count(nodes), "SLURM_JOB_NUM_NODES": _count(nodes), "SLURM_GPUS_ON_NODE": gpus, "SLURM_GPUS_PER_NODE": gpus}
-    told |= {"SLURM_NTASKS_PER_NODE": _count(tasks), "SLURM_NTASKS": _count(headers.get("--ntasks"))}
-    return {name: Word(text=str(value), line=0) for name, value in told.items() if value}
 
 
 @dataclass(slots=True)
@@ -111,37 +81,54 @@ class _Frame:
     testing: bool = False
     subject: Word | None = None
     pattern: bool = False
+    before: tuple[dict[str, Word], dict[str, list[Word]], dict[str, Unresolved]] | None = None  # of a subshell: what holds behind it
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Goes through a script once. result: whether the last command succeeded, as far as known."""
+    """Goes through a script once. result: whether the last command succeeded, as far as known; negated: whether ! turns it; called: names
+    that are called as commands; body: whether the body of a function that begins runs (None: none begins); within: whether a [[ is
+    open; handed: variables that are set for a command alone. A function that is called runs where it stands.
+    """
 
     names: Names
     commands: list[tuple[Word, ...]] = field(default_factory=list)
     frames: list[_Frame] = field(default_factory=list)
     result: bool | None = True
     joiner: str = ""
+    negated: bool = False
+    called: set[str] = field(default_factory=set)
+    body: bool | None = None
+    within: bool = False
+    handed: dict[str, Word] = field(default_factory=dict)
 
-    def run(self, stream: Iterable[Token]) -> None:
+    def run(self, stream: Sequence[Token]) -> None:
+        self.called = called(stream)
         command: list[Token] = []
         gate: bool | None = True  # whether && and || let the next command run
         for token in stream:
             if self.frames and self.frames[-1].pattern:
-                if not (token.kind == "word" and _plain(token) == "esac"):
+                if not (token.kind == "word" and plain(token) == "esac"):
                     self._pattern(token, command)
                     continue
                 self.frames[-1].pattern = False
             if token.kind != "operator" or token.text == "((":
                 command.append(token)
-                if len(command) == 3 and _plain(command[0]) == "case":
+                if len(command) == 3 and plain(command[0]) == "case":
                     self._command(command, gate)
                     command = []
                 continue
-            if token.text in ("(", ")", "&") and not command:
+            if token.text == "(" and len(command) == 1 and (name := plain(command[0])):
+                self.body, command = name in self.called, []
+                continue
+            if token.text == "(" and not command:
+                self.frames.append(_Frame(kind="(", active=self.active, outer=self.active, before=self.names.held()))
+            if token.text in ("(", "&") and not command:
                 continue
             self._command(command, gate)
             command = []
+            if token.text == ")" and self._top("("):
+                self.names.hold(self.frames.pop().before)
             self.joiner = token.text if token.text in ("&&", "||") else ""
             gate = {"&&": self.result, "||": None if self.result is None else not self.result}.get(token.text, True)
             if token.text == ";;" and self.frames and self.frames[-1].kind == "case":
@@ -155,6 +142,7 @@ class _Reader:
     # -- commands
 
     def _command(self, parts: list[Token], gate: bool | None) -> None:
+        self.negated = False
         parts = self._keywords(parts)
         if not parts:
             return
@@ -164,14 +152,30 @@ class _Reader:
             return
         if runs is False:
             return
+        if self.within or (plain(parts[0]) == "[[" and plain(parts[-1]) != "]]"):  # [[ a && b ]] comes in two: not taken together
+            self.within, self.result = plain(parts[-1]) != "]]", None
+            return
         before = self.result
         self.result = True
         while parts and parts[0].kind == "array":
             self._assign_array(parts.pop(0), runs)
-        while parts and (found := self._assignment(parts[0])):
-            self._assign(*found, runs, parts.pop(0).line)
-        if not parts:
+        count = next((i for i, part in enumerate(parts) if not self._assignment(part)), len(parts))
+        held = self.names.held() if 0 < count < len(parts) else None
+        for part in parts[:count]:
+            if found := self._assignment(part):
+                self._assign(*found, runs, part.line)
+        if count == len(parts):
             return
+        parts = parts[count:]
+        self._run(parts, runs, before)
+        if held is not None:  # what stands before a command is set for it alone
+            self.handed |= {name: word for name, word in self.names.variables.items() if held[0].get(name) is not word}
+            self.names.hold(held)
+        if self.negated:
+            self.result = _not(self.result)
+
+    def _run(self, parts: list[Token], runs: bool | None, before: bool | None) -> None:
+        """Take a command into account. before: what the one before it came to."""
         first = parts[0].parts
         head = first[0].text if len(first) == 1 and first[0].kind == "text" else ""
         if head in _DECLARE:
@@ -181,8 +185,13 @@ class _Reader:
                 elif found := self._assignment(part):
                     self._assign(*found, runs, part.line)
             return
+        changed = changes(parts, head)
+        for name in changed:
+            self._hide(name, parts[0].line, runs, gone=head == "unset")
         if head in ("[", "[[", "test") or parts[0].kind == "operator":
-            self.result = self._test(parts)
+            self.result = None if changed else self._test(parts)
+            return
+        if changed:
             return
         words = tuple(word for part in parts if part.kind == "word" for word in self.names.expand(part))
         if words and words[0].text in ("true", "false"):
@@ -193,8 +202,17 @@ class _Reader:
     def _keywords(self, parts: list[Token]) -> list[Token]:
         """Open and close blocks; return the rest of the command."""
         while parts and parts[0].kind == "word":
-            word = _plain(parts[0])
-            if word in ("if", "while", "until"):
+            word = plain(parts[0])
+            if word == "!":
+                self.negated = not self.negated
+            elif word == "{":
+                runs = self.active if self.body is not False else False
+                self.frames.append(_Frame(kind="{", active=runs, outer=self.active))
+                self.body = None
+            elif word == "}":
+                if self._top("{"):
+                    self.frames.pop()
+            elif word in ("if", "while", "until"):
                 self.frames.append(_Frame(kind=word, active=self.active, outer=self.active, testing=True))
             elif word == "elif" and self._top("if"):
                 frame = self.frames[-1]
@@ -215,9 +233,10 @@ class _Reader:
                 subject = (self.names.expand(parts[1]) or [Word(text="", line=parts[1].line)])[0]
                 self.frames.append(_Frame(kind="case", active=self.active, outer=self.active, subject=subject, pattern=True))
                 return []
-            elif word == "function":
-                return []
-            elif word not in _PREFIXES:
+            elif word == "function" and len(parts) > 1:
+                self.body = plain(parts[1]) in self.called
+                parts = parts[1:]
+            elif word not in PREFIXES:
                 return parts
             parts = parts[1:]
         return parts
@@ -232,11 +251,12 @@ class _Reader:
         frame.testing = False
         if word == "then":
             frame.active = _both(frame.outer, _both(self.result, _not(frame.done)))
-        else:
-            frame.active = frame.outer
+        else:  # once, unless it is known that it is never
+            never = {"while": False, "until": True}.get(frame.kind)
+            frame.active = False if self.result is never and never is not None else frame.outer
 
     def _loop(self, parts: list[Token]) -> None:
-        name, items = _plain(parts[1]), [word for part in parts[3:] if part.kind == "word" for word in self.names.expand(part)]
+        name, items = plain(parts[1]), [word for part in parts[3:] if part.kind == "word" for word in self.names.expand(part)]
         self.frames.append(_Frame(kind="for", active=self.active, outer=self.active, testing=False))
         if len(items) == 1:
             self.names.variables[name] = items[0]
@@ -263,7 +283,11 @@ class _Reader:
 
     def _condition(self, parts: Sequence[Token]) -> None:
         """Take one command of a condition into account; && and || join it to what stands before it."""
-        value = self._test(parts)
+        changed = changes(parts, plain(parts[0]))
+        for name in changed:
+            self._hide(name, parts[0].line, self.frames[-1].outer)
+        value = None if changed else self._test(parts)
+        value = _not(value) if self.negated else value
         join: Mapping[str, Callable[[bool | None, bool | None], bool | None]] = {"&&": _both, "||": _either}
         self.result = join[self.joiner](self.result, value) if self.joiner else value
 
@@ -287,10 +311,14 @@ class _Reader:
             return None  # [[ a && b ]] is taken apart at &&
         inner = words[1:-1] if texts[-1] in ("]", "]]") else words[1:]
         negated = bool(inner) and inner[0].text == "!"
-        value = self._simple_test(inner[1:] if negated else inner)
+        quoted = any(part.quoted and re.search(r"[*?[]", part.text) for token in parts for part in token.parts)
+        if texts[0] == "[[" and quoted:
+            return None  # a pattern in quotes is none
+        value = self._simple_test(inner[1:] if negated else inner, patterns=texts[0] == "[[")
         return _not(value) if negated else value
 
-    def _simple_test(self, words: Sequence[Word]) -> bool | None:
+    def _simple_test(self, words: Sequence[Word], *, patterns: bool) -> bool | None:
+        """Return what a test of one to three words comes to. patterns: whether the right side may be one."""
         if len(words) in (1, 2) and (len(words) == 1 or words[0].text in ("-n", "-z")):
             word = words[-1]
             unset = word.missing and word.text in (f"${word.missing[0]}",) and word.missing[0] not in self.names.hidden
@@ -302,7 +330,8 @@ class _Reader:
             return None
         left, verb, right = (word.text for word in words)
         if verb in ("=", "==", "!="):
-            return fnmatch.fnmatchcase(left, right[:200]) == (verb != "!=")
+            same = fnmatch.fnmatchcase(left, right[:200]) if patterns else left == right
+            return same == (verb != "!=")
         if verb in _TESTS and re.fullmatch(r"-?\d{1,15}", left) and re.fullmatch(r"-?\d{1,15}", right):
             return _TESTS[verb](int(left), int(right))
         return None
@@ -327,6 +356,16 @@ class _Reader:
         self.names.variables[name] = value
         self.names.hidden.pop(name, None)
 
+    def _hide(self, name: str, line: int, runs: bool | None, *, gone: bool = False) -> None:
+        """Forget a name that a command sets to what is not read (gone: that it unsets)."""
+        if runs is False:
+            return
+        self.names.variables.pop(name, None)
+        self.names.arrays.pop(name, None)
+        self.names.hidden.pop(name, None)
+        if not gone or runs is None:
+            self.names.hidden[name] = Unresolved(name=name, line=line, why="is set by a command that is not followed")
+
     def _assign_array(self, token: Token, runs: bool | None) -> None:
         if self._conditional(token.text, runs, token.line):
             return
@@ -344,10 +383,6 @@ class _Reader:
             if name not in self.names.variables and name not in self.names.arrays:
                 self.names.hidden.setdefault(name, self.names.unresolved[name])
         return runs is None
-
-
-def _plain(token: Token) -> str:
-    return token.parts[0].text if len(token.parts) == 1 and token.parts[0].kind == "text" and not token.parts[0].quoted else ""
 
 
 def _environment(name: str) -> bool:

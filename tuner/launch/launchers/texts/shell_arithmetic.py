@@ -25,7 +25,7 @@ def arithmetic(text: str, value_of: Callable[[str], str]) -> int | None:
         known = value_of(found[1] or found[2] or found[3])
         return known if re.fullmatch(r"-?\d{1,15}", known) else "unknown"
 
-    if len(text) > 300:
+    if len(text) > 300 or re.search(r"#|\+\+|--|\d_", text):  # 2#100, ++x: Python reads them as something else
         return None
     spelled = re.sub(r"\$\{(\w{1,100})\}|\$(\w{1,100})|\b([A-Za-z_]\w{0,100})\b", value, text.strip())
     try:

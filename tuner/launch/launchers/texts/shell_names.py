@@ -49,6 +49,15 @@ class Names:
     hidden: dict[str, Unresolved] = field(default_factory=dict)
     words: int = 0
 
+    def held(self) -> tuple[dict[str, Word], dict[str, list[Word]], dict[str, Unresolved]]:
+        """Return what is set, to be set again by `hold`."""
+        return dict(self.variables), dict(self.arrays), dict(self.hidden)
+
+    def hold(self, held: tuple[dict[str, Word], dict[str, list[Word]], dict[str, Unresolved]] | None) -> None:
+        """Set again what was set."""
+        if held is not None:
+            self.variables, self.arrays, self.hidden = held
+
     def expand(self, token: Token, *, joined: bool = False) -> list[Word]:
         """Return the words that a word expands to: several where an array or a value with blanks stands unquoted (unless joined)."""
         fields: list[list[Word]] = [[]]
