@@ -104,3 +104,10 @@ def test_as_a_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tuner.launch.verify", prediction(tmp_path, 12.87, 16.5), str(LOGS / "megatron-lm.log")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0 and "inside" in done.stdout
+
+
+def test_each_problem_stands_on_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none.json").write_text("{}")
+    assert main([str(tmp_path / "none.json"), str(LOGS / "megatron-lm.log")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 3 and all(line.startswith(str(tmp_path)) for line in lines) and not any("\\x0a" in line for line in lines)

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise one_problem(str(asked.prediction), "memory", None, f"lacks {', '.join(missing)}")
         verdict = judge(prediction, read(asked.logs))
     except TunerError as error:
-        sys.stderr.write(printable(str(error)) + "\n")
+        sys.stderr.write("\n".join(map(printable, str(error).split("\n"))) + "\n")
         return BAD if isinstance(error, SpecError) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
